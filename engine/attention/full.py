@@ -1,0 +1,51 @@
+"""Full causal attention: each page keeps K and V of every layer for page_size tokens.
+
+Page layout, in elements of the cache type: [layer][K, V][page_size][kv_heads][head_dim]. A layer's K cache is
+a strided view over all pages of the arena, so kernels see [pages, page_size, kv_heads, head_dim] with a page
+stride of a whole page.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from engine.batch import Batch
+from engine.config import ModelConfig
+from engine.ops import Ops
+
+
+def bytes_per_token(config: ModelConfig, itemsize: int) -> int:
+    """2 × layers × kv_heads × head_dim × bytes."""
+    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * itemsize
+
+
+class FullAttention:
+    """The views of one arena that a Llama-like model writes and reads.
+
+    Args:
+        arena: uint8 [num_pages + 1, page_bytes].
+        page_size: tokens a page.
+    """
+
+    def __init__(self, config: ModelConfig, arena: torch.Tensor, page_size: int, dtype: torch.dtype, ops: Ops) -> None:
+        heads, dim = config.num_kv_heads, config.head_dim
+        flat = arena.view(dtype)  # [pages, elements a page]
+        part = page_size * heads * dim
+        shape, stride = (len(arena), page_size, heads, dim), (flat.stride(0), heads * dim, dim, 1)
+        self.arena = arena
+        self.page_size = page_size
+        self.scale = dim**-0.5
+        self.ops = ops
+        self.k = [flat.as_strided(shape, stride, (2 * layer) * part) for layer in range(config.num_layers)]
+        self.v = [flat.as_strided(shape, stride, (2 * layer + 1) * part) for layer in range(config.num_layers)]
+
+    def write(self, layer: int, k: torch.Tensor, v: torch.Tensor, batch: Batch) -> None:
+        self.ops.kv_write(k, v, self.k[layer], self.v[layer], batch.slot_mapping)
+
+    def attend(self, layer: int, q: torch.Tensor, batch: Batch) -> torch.Tensor:
+        return self.ops.paged_attention(
+            q, self.k[layer], self.v[layer], batch.block_table, batch.cu_seqlens, batch.seq_lens, self.scale, batch.host.max_query_len
+        )
+
+    def copy_pages(self, copies: torch.Tensor) -> None:
+        self.arena[copies[:, 1]] = self.arena[copies[:, 0]]

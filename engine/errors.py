@@ -1,0 +1,31 @@
+"""Errors that cross the engine's border: a code, its numbers, and one English sentence.
+
+The page translates by `code` and `fields` (viz/words); the command line prints `str(error)`.
+An EngineError is a refusal or a fault that a person can understand. Anything else that is raised inside
+the engine is a bug and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+
+class EngineError(Exception):
+    """A refusal or fault with a stable code.
+
+    Args:
+        code: stable snake_case name, the key into the word catalogues.
+        sentence: plain English, complete, without a traceback's jargon.
+        fields: the numbers and names in the sentence; plain data only (they cross processes).
+    """
+
+    def __init__(self, code: str, sentence: str, **fields: object) -> None:
+        super().__init__(sentence)
+        self.code = code
+        self.sentence = sentence
+        self.fields = fields
+
+    def __reduce__(self):
+        return (_rebuild, (self.code, self.sentence, self.fields))
+
+
+def _rebuild(code: str, sentence: str, fields: dict) -> EngineError:
+    return EngineError(code, sentence, **fields)

@@ -1,0 +1,80 @@
+"""The operations a model is made of, each either a Triton kernel or its torch reference.
+
+choose_ops() checks every Triton kernel against its reference on small inputs before it is used; one that
+fails is replaced by the reference and says so in its KernelReport. This is the only file of the engine that
+knows which kernels exist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from engine.trace import KernelReport
+from kernels.registry import load_specs
+from kernels.spec import KernelSpec
+
+
+@dataclass(frozen=True)
+class Ops:
+    """Callables by kernel name; signatures are in each kernel's file."""
+
+    rms_norm: Callable
+    rope: Callable
+    silu_mul: Callable
+    kv_write: Callable
+    paged_attention: Callable
+    backend: str = "torch"
+
+
+NAMES = ("rms_norm", "rope", "silu_mul", "kv_write", "paged_attention")
+
+
+def torch_ops() -> Ops:
+    """Every operation by its reference."""
+    specs = load_specs()
+    return Ops(**{name: specs[name].ref for name in NAMES})
+
+
+def choose_ops(backend: str, device: torch.device, dtype: torch.dtype) -> tuple[Ops, tuple[KernelReport, ...]]:
+    """Ops for a backend with a report for each kernel.
+
+    Args:
+        backend: "torch" or "triton".
+    """
+    ops = torch_ops()
+    if backend == "torch":
+        reports = tuple(KernelReport(n, "torch", str(device), 0.0, 0.0, True, "the reference itself") for n in NAMES)
+        return ops, reports
+    specs, reports = load_specs(), []
+    for name in NAMES:
+        report = check_kernel(specs[name], device, dtype)
+        reports.append(report)
+        if report.passed:
+            ops = replace(ops, **{name: specs[name].fn})
+    return replace(ops, backend="triton"), tuple(reports)
+
+
+def check_kernel(spec: KernelSpec, device: torch.device, dtype: torch.dtype) -> KernelReport:
+    """Run a kernel's first two cases against its reference; never raises."""
+    worst, tolerance, detail = 0.0, spec.tolerance[dtype], ""
+    try:
+        for case in [c for c in spec.cases if not c.dtypes or dtype in c.dtypes][:2]:
+            got, want = (_outputs(spec, run, spec.make_inputs(device, dtype, 0, **case.dims)) for run in (spec.fn, spec.ref))
+            for a, b in zip(got, want, strict=True):
+                error = (a.float() - b.float()).abs().max().item() / max(1.0, b.float().abs().max().item())
+                worst = max(worst, error if error == error else float("inf"))
+    except Exception as error:  # a kernel that does not compile here must not stop the engine
+        worst, detail = float("inf"), f"{type(error).__name__}: {error}"[:500]
+    passed = worst <= tolerance
+    used = "triton" if passed else "torch"
+    return KernelReport(spec.name, used, str(device), worst, tolerance, passed, detail)
+
+
+def _outputs(spec: KernelSpec, run: Callable, inputs: dict) -> list[torch.Tensor]:
+    out = run(**inputs)
+    if spec.outputs:
+        return [inputs[name] for name in spec.outputs]
+    return [t for t in (out if isinstance(out, tuple) else (out,))]

@@ -1,0 +1,114 @@
+"""ModelRunner: weights, the arena, and one step on the device. Knows no requests, queues or pages' owners.
+
+run() only launches; PendingStep.settle() waits and brings the tokens back in one copy. On a CPU the work is
+done by the time run() returns, and settle() is a formality; the callers cannot tell.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from engine.attention.full import FullAttention, bytes_per_token
+from engine.batch import HostBatch, to_device
+from engine.cache import KVLayout, full_layout
+from engine.config import EngineConfig, ModelConfig
+from engine.models.base import Model
+from engine.ops import Ops
+from engine.plan import Sampled, StepResult
+from engine.probe import NO_PROBE
+from engine.sampler import SampleRows, describe, sample
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+def layout_of(config: ModelConfig, page_size: int, dtype: str) -> KVLayout:
+    """How the arena is cut for a model."""
+    return full_layout(config.num_layers, bytes_per_token(config, DTYPES[dtype].itemsize), page_size)
+
+
+@dataclass(frozen=True)
+class PendingStep:
+    """A launched step. settle() may be called once."""
+
+    step_id: int
+    seq_ids: tuple[int, ...]
+    returned: torch.Tensor | None  # [s, 2 + 2 * width] float64 on the host: token, logprob, top ids, top logprobs
+    done: torch.cuda.Event | None = None
+
+    def settle(self) -> StepResult:
+        """Wait for the device and unpack."""
+        if self.returned is None:
+            return StepResult(self.step_id, ())
+        if self.done is not None:
+            self.done.synchronize()
+        sampled = []
+        width = (self.returned.shape[1] - 2) // 2
+        for seq_id, (token, logprob, *tops) in zip(self.seq_ids, self.returned.tolist(), strict=True):
+            sampled.append(Sampled(seq_id, int(token), logprob, tuple(map(int, tops[:width])), tuple(tops[width:])))
+        return StepResult(self.step_id, tuple(sampled))
+
+
+class ModelRunner:
+    """Runs host batches on one device.
+
+    Args:
+        model: weights and forward pass.
+        config: resolved.
+        ops: the backend's kernels.
+    """
+
+    def __init__(self, model: Model, config: EngineConfig, ops: Ops) -> None:
+        self.model = model
+        self.ops = ops
+        self.device = torch.device(config.source.device)
+        self.last_token = torch.zeros(257, dtype=torch.int64, device=self.device)
+        self.configure(config)
+
+    def configure(self, config: EngineConfig) -> None:
+        """Cut a new arena if its shape changed. Everything in it is lost; nothing may be in flight."""
+        self.config = config
+        layout = layout_of(self.model.config, config.cache.page_size, config.source.dtype)
+        shape = (config.cache.num_pages + 1, layout.page_bytes)  # page 0 is the sink
+        if getattr(self, "arena", None) is None or self.arena.shape != shape:
+            self.arena = None  # free the old one first
+            self.arena = torch.zeros(shape, dtype=torch.uint8, device=self.device)
+        self.attention = FullAttention(self.model.config, self.arena, config.cache.page_size, DTYPES[config.source.dtype], self.ops)
+
+    @torch.inference_mode()
+    def run(self, step_id: int, host: HostBatch, rows: SampleRows, probe=NO_PROBE) -> PendingStep:
+        """Launch one step.
+
+        Args:
+            rows: one entry for each of host.logits_rows.
+        """
+        if len(host.copies):
+            self.attention.copy_pages(torch.from_numpy(host.copies).to(self.device))
+        if host.num_tokens == 0:
+            return PendingStep(step_id, (), None)
+        batch = to_device(host, self.device, self.last_token)
+        hidden = self.model.forward(batch, self.attention, self.ops, probe)
+        if not rows.seq_ids:
+            return PendingStep(step_id, (), None)
+        logits = self.model.logits(hidden[batch.logits_rows])
+        tokens = sample(logits, rows)
+        self._remember(rows.row_slots, tokens)
+        chosen, top_ids, top_logprobs = describe(logits, tokens, self.config.top_logprobs)
+        packed = torch.cat([tokens[:, None].double(), chosen[:, None].double(), top_ids.double(), top_logprobs.double()], dim=1)
+        if self.device.type == "cpu":
+            return PendingStep(step_id, rows.seq_ids, packed)
+        returned = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
+        returned.copy_(packed, non_blocking=True)
+        done = torch.cuda.Event()
+        done.record()
+        return PendingStep(step_id, rows.seq_ids, returned, done)
+
+    def _remember(self, row_slots: np.ndarray, tokens: torch.Tensor) -> None:
+        """Keep each row's newest token on the device for a step that is planned before this one returns."""
+        if int(row_slots.max()) >= len(self.last_token):
+            grown = self.last_token.new_zeros(2 * int(row_slots.max()) + 1)
+            grown[: len(self.last_token)] = self.last_token
+            self.last_token = grown
+        self.last_token[torch.from_numpy(row_slots).to(self.device)] = tokens

@@ -1,0 +1,413 @@
+"""The record of what happened: append-only tables, and small objects read from them. numpy and stdlib only.
+
+The engine's hot path only keeps references (engine/recorder.py turns them into rows here, off that path);
+views, recordings and the browser read nothing but a Trace. A Trace is an immutable snapshot: its arrays are
+read-only slices of buffers that only grow, so taking one costs nothing and it never changes under a view.
+
+The pool's state is not stored: it is keyframe + replay of the event log (`Trace.pool_at`). A test shows that
+replay equals the live pool. Rejected: one object a step (a thousand times the memory), pickles (unsafe).
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from functools import cached_property
+
+import numpy as np
+
+from engine.plan import WaitReason
+from engine.request import FinishReason
+
+WAIT_REASONS = tuple(WaitReason)  # codes in tables index these tuples; append only, never reorder
+FINISH_REASONS = tuple(FinishReason)
+TOP_WIDTH = 5  # most alternatives kept a sampled token
+
+
+class Op(IntEnum):
+    """Pool events, rows of (op, page, owner, index). Owners are seq_ids; index is the block-table position."""
+
+    ALLOC = 1  # page leaves the free list; owner's table[index] = page; its reference count becomes 1
+    SHARE = 2  # owner's table[index] = page; reference count + 1 (prefix hit, fork)
+    RELEASE = 3  # owner's table loses index; reference count − 1
+    FREE = 4  # reference count 0 and every step that used it has settled: page can be taken again
+    PUBLISH = 5  # page's content became a prefix hit for later requests
+    EVICT = 6  # page's content is forgotten
+    COPY = 7  # copy-on-write: content of page (source) went to page `index`; owner is the writer
+
+
+STEP = np.dtype(
+    [
+        ("step_id", "<i4"),
+        ("start_us", "<i8"),
+        ("schedule_us", "<i4"),
+        ("build_us", "<i4"),
+        ("run_us", "<i4"),
+        ("settle_us", "<i4"),
+        ("commit_us", "<i4"),
+        ("token_budget", "<i4"),
+        ("max_num_seqs", "<i4"),
+        ("event_end", "<i8"),  # rows of the event log that exist once this step has been committed
+        ("config", "<i4"),  # index into meta["configs"]: the knobs in force
+        ("launch_id", "<i4"),  # steps of one launch share it
+        ("probed", "u1"),
+        ("failed", "u1"),
+    ]
+)
+WORK = np.dtype(
+    [
+        ("step_id", "<i4"),
+        ("seq_id", "<i4"),
+        ("row", "<i4"),
+        ("start", "<i4"),
+        ("num_tokens", "<i4"),
+        ("num_cached", "<i4"),
+        ("num_recomputed", "<i4"),
+        ("num_draft", "<i4"),
+        ("resumed", "u1"),
+        ("samples", "u1"),  # 1: the last row's logits were sampled
+    ]
+)
+TOKEN = np.dtype(  # one accepted token
+    [
+        ("step_id", "<i4"),
+        ("seq_id", "<i4"),
+        ("position", "<i4"),
+        ("token_id", "<i4"),
+        ("logprob", "<f4"),
+        ("num_top", "u1"),
+        ("top_ids", "<i4", (TOP_WIDTH,)),
+        ("top_logprobs", "<f4", (TOP_WIDTH,)),
+    ]
+)
+WAIT = np.dtype([("step_id", "<i4"), ("seq_id", "<i4"), ("reason", "u1"), ("needed", "<i4"), ("available", "<i4")])
+PREEMPT = np.dtype(
+    [("step_id", "<i4"), ("seq_id", "<i4"), ("has_cause", "u1"), ("for_seq_id", "<i4"), ("num_pages", "<i4"), ("num_tokens", "<i4")]
+)
+FINISH = np.dtype([("step_id", "<i4"), ("seq_id", "<i4"), ("reason", "u1"), ("num_pages", "<i4")])
+TEXT = np.dtype([("step_id", "<i4"), ("seq_id", "<i4"), ("offset", "<i8"), ("num_bytes", "<i4")])
+EVENT = np.dtype([("op", "<i4"), ("page", "<i4"), ("owner", "<i4"), ("index", "<i4")])
+KEYFRAME = np.dtype([("event_at", "<i8"), ("op", "<i4"), ("page", "<i4"), ("owner", "<i4"), ("index", "<i4")])
+
+TABLES: dict[str, np.dtype] = {
+    "steps": STEP,
+    "works": WORK,
+    "tokens": TOKEN,
+    "waits": WAIT,
+    "preempts": PREEMPT,
+    "finishes": FINISH,
+    "texts": TEXT,
+    "events": EVENT,
+    "keyframes": KEYFRAME,
+    "text_bytes": np.dtype("u1"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceInfo:
+    """What does not change about a sequence. `name` is what a person sees: "A", or "A·2" for n > 1."""
+
+    seq_id: int
+    request_id: int
+    sample: int
+    name: str
+    prompt: str
+    prompt_token_ids: tuple[int, ...]
+    max_tokens: int
+    temperature: float
+    seed: int
+    priority: int
+    arrival_us: int
+    room: str
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt_token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSample:
+    """A named tensor kept by a probe at one step. `provenance`: "measured" (the step itself) or "recomputed"."""
+
+    step_id: int
+    name: str
+    layer: int
+    values: np.ndarray
+    provenance: str = "measured"
+
+
+@dataclass(frozen=True, slots=True)
+class KernelReport:
+    """A kernel's check against its reference at start, or a measured run. Plain data for the kernel page."""
+
+    name: str
+    backend: str  # "triton", "torch"
+    device: str
+    max_error: float
+    tolerance: float
+    passed: bool
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class StepError:
+    """Words for a failed step."""
+
+    step_id: int
+    code: str
+    sentence: str
+    seq_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class TraceDelta:
+    """New rows since the last delta, as they cross from the engine to its readers. Plain data."""
+
+    tables: Mapping[str, np.ndarray] = field(default_factory=dict)
+    sequences: tuple[SequenceInfo, ...] = ()
+    artifacts: tuple[object, ...] = ()
+    errors: tuple[StepError, ...] = ()
+    configs: tuple[Mapping[str, object], ...] = ()
+    meta: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PoolState:
+    """The pool as it was after a step, rebuilt from the log.
+
+    Args:
+        num_pages: page ids run from 1 to num_pages; page 0 is the sink for padding.
+        ref_counts: int32 [num_pages + 1].
+        cached: bool [num_pages + 1]: content can be hit by a later prompt.
+        pending: bool [num_pages + 1]: no owner, but a step in flight may still use it.
+        tables: seq_id → page ids in order.
+    """
+
+    num_pages: int
+    ref_counts: np.ndarray
+    cached: np.ndarray
+    pending: np.ndarray
+    tables: Mapping[int, tuple[int, ...]]
+
+    @cached_property
+    def num_free(self) -> int:
+        """Pages that a new sequence could take (cached content without an owner counts as free)."""
+        return int(np.count_nonzero((self.ref_counts[1:] == 0) & ~self.pending[1:]))
+
+    @cached_property
+    def owners(self) -> dict[int, tuple[int, ...]]:
+        """page id → seq_ids that hold it, ascending."""
+        found: dict[int, list[int]] = {}
+        for seq_id, table in sorted(self.tables.items()):
+            for page in table:
+                found.setdefault(page, []).append(seq_id)
+        return {page: tuple(ids) for page, ids in found.items()}
+
+
+@dataclass(frozen=True)
+class StepTrace:
+    """One step's rows, gathered. Every array is a slice of the Trace's tables, in plan order."""
+
+    step: np.void
+    works: np.ndarray
+    tokens: np.ndarray
+    waits: np.ndarray
+    preempts: np.ndarray
+    finishes: np.ndarray
+    error: StepError | None
+
+    @property
+    def step_id(self) -> int:
+        return int(self.step["step_id"])
+
+
+class Trace:
+    """A snapshot of a run. `meta` holds: device, model (facts), source ("live" or "recording"), versions, commit,
+    date, eos_token_ids, configs (tuple of knob dicts, page_size and num_pages among them)."""
+
+    def __init__(
+        self,
+        tables: Mapping[str, np.ndarray] | None = None,
+        sequences: Mapping[int, SequenceInfo] | None = None,
+        token_texts: Mapping[int, str] | None = None,
+        meta: Mapping[str, object] | None = None,
+        artifacts: tuple[object, ...] = (),
+        errors: tuple[StepError, ...] = (),
+    ) -> None:
+        tables = tables or {}
+        for name, dtype in TABLES.items():
+            array = tables.get(name)
+            array = np.zeros(0, dtype) if array is None else array.view()
+            array.flags.writeable = False
+            setattr(self, name, array)
+        self.sequences: Mapping[int, SequenceInfo] = sequences or {}
+        self.token_texts: Mapping[int, str] = token_texts or {}
+        self.meta: Mapping[str, object] = meta or {}
+        self.artifacts = artifacts
+        self.errors = errors
+
+    steps: np.ndarray
+    works: np.ndarray
+    tokens: np.ndarray
+    waits: np.ndarray
+    preempts: np.ndarray
+    finishes: np.ndarray
+    texts: np.ndarray
+    events: np.ndarray
+    keyframes: np.ndarray
+    text_bytes: np.ndarray
+
+    # ---- steps ----
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    @property
+    def first_step(self) -> int | None:
+        return int(self.steps["step_id"][0]) if len(self.steps) else None
+
+    @property
+    def last_step(self) -> int | None:
+        return int(self.steps["step_id"][-1]) if len(self.steps) else None
+
+    def clamp(self, step_id: int | None) -> int | None:
+        """The nearest recorded step at or before `step_id` (None: the newest); None on an empty trace."""
+        if not len(self.steps):
+            return None
+        if step_id is None:
+            return self.last_step
+        at = int(np.searchsorted(self.steps["step_id"], step_id, side="right")) - 1
+        return int(self.steps["step_id"][max(at, 0)])
+
+    def rows(self, table: str, first: int, last: int) -> np.ndarray:
+        """Rows of a per-step table with first ≤ step_id ≤ last (tables are sorted by step_id)."""
+        array = getattr(self, table)
+        ids = array["step_id"]
+        return array[np.searchsorted(ids, first, "left") : np.searchsorted(ids, last, "right")]
+
+    def step(self, step_id: int) -> StepTrace:
+        """One recorded step. Raises KeyError if it is not in the trace (not run, or evicted)."""
+        found = self.rows("steps", step_id, step_id)
+        if not len(found):
+            raise KeyError(f"step {step_id} is not in this trace")
+        error = next((e for e in self.errors if e.step_id == step_id), None)
+        parts = {t: self.rows(t, step_id, step_id) for t in ("works", "tokens", "waits", "preempts", "finishes")}
+        return StepTrace(step=found[0], error=error, **parts)
+
+    def config_at(self, step_id: int) -> Mapping[str, object]:
+        """The knobs in force at a step."""
+        configs = self.meta.get("configs") or ()
+        found = self.rows("steps", step_id, step_id)
+        at = int(found["config"][0]) if len(found) else len(configs) - 1
+        return configs[at] if configs and 0 <= at < len(configs) else {}
+
+    def page_size_at(self, step_id: int) -> int:
+        """Tokens a page."""
+        return int(self.config_at(step_id).get("page_size", self.meta.get("page_size", 16)))
+
+    def num_pages_at(self, step_id: int) -> int:
+        """Pages of the room's lease; ids run from 1."""
+        return int(self.config_at(step_id).get("num_pages", self.meta.get("num_pages", 0)))
+
+    # ---- sequences ----
+
+    def name(self, seq_id: int) -> str:
+        info = self.sequences.get(seq_id)
+        return info.name if info else f"#{seq_id}"
+
+    def token_text(self, token_id: int) -> str:
+        return self.token_texts.get(int(token_id), f"⟨{int(token_id)}⟩")
+
+    def tokens_of(self, seq_id: int, last: int | None = None) -> np.ndarray:
+        """TOKEN rows that the sequence had been given by step `last`, in order."""
+        last = self.clamp(last)
+        if last is None:
+            return self.tokens[:0]
+        rows = self.rows("tokens", self.first_step, last)
+        return rows[rows["seq_id"] == seq_id]
+
+    def text_of(self, seq_id: int, last: int | None = None) -> str:
+        """The text that the sequence had been given by step `last`; never half a character."""
+        last = self.clamp(last)
+        if last is None:
+            return ""
+        rows = self.rows("texts", self.first_step, last)
+        rows = rows[rows["seq_id"] == seq_id]
+        base = int(self.meta.get("text_base", 0))
+        starts = rows["offset"] - base
+        blob = b"".join(self.text_bytes[a:b].tobytes() for a, b in zip(starts.tolist(), (starts + rows["num_bytes"]).tolist()))
+        return blob.decode("utf-8", "replace")
+
+    def computed_at(self, step_id: int) -> dict[int, int]:
+        """seq_id → num_computed_tokens after a step, for the sequences that hold pages then."""
+        held = self.pool_at(step_id).tables
+        rows = self.rows("works", self.first_step if self.first_step is not None else 0, step_id)
+        found: dict[int, int] = {}
+        for row in rows[::-1]:
+            seq_id = int(row["seq_id"])
+            if seq_id in held and seq_id not in found:
+                found[seq_id] = int(row["start"]) + int(row["num_tokens"])
+                if len(found) == len(held):
+                    break
+        page_size = self.page_size_at(step_id)
+        for seq_id, table in held.items():  # a forked sample has pages before its first work of its own
+            known = found.get(seq_id)
+            prompt = self.sequences[seq_id].num_prompt_tokens if seq_id in self.sequences else len(table) * page_size
+            found[seq_id] = min(prompt if known is None else known, len(table) * page_size)
+        return found
+
+    # ---- the pool ----
+
+    @cached_property
+    def _keyframe_starts(self) -> list[int]:
+        return np.unique(self.keyframes["event_at"]).tolist()
+
+    def pool_at(self, step_id: int) -> PoolState:
+        """The pool after `step_id`: the last keyframe before it, then the events up to it."""
+        cache: dict[int, PoolState] = self.__dict__.setdefault("_pools", {})
+        if step_id not in cache:
+            found = self.rows("steps", step_id, step_id)
+            end = int(found["event_end"][0]) if len(found) else 0
+            cache[step_id] = self._replay(end, self.num_pages_at(step_id))
+        return cache[step_id]
+
+    def _replay(self, end: int, num_pages: int) -> PoolState:
+        base = int(self.meta.get("event_base", 0))  # events before this one were evicted
+        starts = self._keyframe_starts
+        at = bisect.bisect_right(starts, end) - 1
+        begin = starts[at] if at >= 0 else base
+        rows = [self.keyframes[self.keyframes["event_at"] == begin][["op", "page", "owner", "index"]].tolist()] if at >= 0 else []
+        rows.append(self.events[max(begin - base, 0) : max(end - base, 0)].tolist())
+        return replay(num_pages, [r for part in rows for r in part])
+
+
+def replay(num_pages: int, events: list[tuple[int, int, int, int]]) -> PoolState:
+    """Rebuild a pool's state from events, starting from an empty pool of `num_pages` pages."""
+    num_pages = max([num_pages, *(e[1] for e in events)])
+    counts = [0] * (num_pages + 1)
+    cached = [False] * (num_pages + 1)
+    pending = [False] * (num_pages + 1)
+    tables: dict[int, dict[int, int]] = {}
+    for op, page, owner, index in events:
+        if op in (Op.ALLOC, Op.SHARE):
+            counts[page] += 1
+            pending[page] = False
+            tables.setdefault(owner, {})[index] = page
+        elif op == Op.RELEASE:
+            counts[page] -= 1
+            pending[page] = counts[page] == 0
+            table = tables[owner]
+            if table.get(index) == page:
+                del table[index]
+            if not table:
+                del tables[owner]
+        elif op == Op.FREE:
+            pending[page] = False
+        elif op == Op.PUBLISH:
+            cached[page] = True
+        elif op == Op.EVICT:
+            cached[page] = False
+    ordered = {seq_id: tuple(page for _, page in sorted(table.items())) for seq_id, table in tables.items()}
+    return PoolState(num_pages, np.array(counts, np.int32), np.array(cached), np.array(pending), ordered)

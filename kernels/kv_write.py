@@ -1,0 +1,162 @@
+"""Writes the step's keys and values into their cache slots, in place.
+
+    k_cache[slot // page_size, slot % page_size] = k[i],    v_cache likewise,    slot = slot_mapping[i]
+
+A negative slot skips the row on purpose: padding rows use it. No slot is ever reached by wrapping (-1 // 16 is page
+-1, the last one). Pages may lie anywhere in one arena: every cache stride but the last is free, and page offsets are
+64-bit (page 7,800 of stride 276,480 is past 2^31). A slot past the last page is a caller's error: the reference
+raises IndexError, the kernel skips it and never writes outside the cache. Two rows with one slot: the later wins in
+the reference, either in the kernel.
+
+Does not know block tables or owners. Rejected: a sink page for padding rows inside this kernel (the caller may still
+do so), and one launch each for k and v.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.common import check_devices, check_tensor, check_written, fenced, make_generator, power_of_two
+from kernels.spec import Case, KernelSpec
+
+FEW_ROWS = 3  # up to here copies row by row beat building an index
+
+
+def kv_write_ref(
+    k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slot_mapping: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """k [t, Hk, D], v [t, Hk, Dv], k_cache [pages, page_size, Hk, D], v_cache [.., Dv], slot_mapping [t] int64
+    -> (k_cache, v_cache), written in place."""
+    page_size = k_cache.shape[1]
+    if slot_mapping.shape[0] <= FEW_ROWS and not slot_mapping.is_cuda:
+        for i, slot in enumerate(slot_mapping.tolist()):
+            if slot >= 0:
+                page, offset = divmod(slot, page_size)
+                k_cache[page, offset].copy_(k[i])
+                v_cache[page, offset].copy_(v[i])
+        return k_cache, v_cache
+    kept = slot_mapping >= 0
+    if not bool(kept.all()):
+        k, v, slot_mapping = k[kept], v[kept], slot_mapping[kept]
+    page = slot_mapping.div(page_size, rounding_mode="floor")
+    at = (page, slot_mapping - page * page_size)
+    k_cache.index_put_(at, k)
+    v_cache.index_put_(at, v)
+    return k_cache, v_cache
+
+
+@triton.jit
+def _write_row(
+    x, cache, page, offset, heads, stride_xh, stride_p, stride_s, stride_h,
+    D: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    head = tl.arange(0, BLOCK_H)[:, None]
+    col = tl.arange(0, BLOCK_D)[None, :]
+    mask = (head < heads) & (col < D)
+    row = tl.load(x + head * stride_xh + col, mask=mask, other=0.0)
+    tl.store(cache + page * stride_p + offset * stride_s + head * stride_h + col, row, mask=mask)
+
+
+@triton.jit(do_not_specialize=["num_slots"])
+def _kv_write_kernel(
+    k, v, k_cache, v_cache, slot_mapping, num_slots, stride_kt, stride_kh, stride_vt, stride_vh,
+    stride_kp, stride_ks, stride_kch, stride_vp, stride_vs, stride_vch,
+    PAGE_SIZE: tl.constexpr, HK: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
+    BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slot_mapping + token).to(tl.int64)
+    inside = (slot >= 0) & (slot < num_slots)
+    slot = tl.where(inside, slot, 0)  # before any division: a negative slot has no page
+    heads = tl.where(inside, HK, 0)
+    page, offset = slot // PAGE_SIZE, slot % PAGE_SIZE
+    if tl.program_id(1) == 0:
+        _write_row(k + token * stride_kt, k_cache, page, offset, heads, stride_kh, stride_kp, stride_ks, stride_kch,
+                   D, BLOCK_H, BLOCK_D)  # fmt: skip
+    else:
+        _write_row(v + token * stride_vt, v_cache, page, offset, heads, stride_vh, stride_vp, stride_vs, stride_vch,
+                   DV, BLOCK_H, BLOCK_DV)  # fmt: skip
+
+
+def kv_write(
+    k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slot_mapping: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """k [t, Hk, D], v [t, Hk, Dv], k_cache [pages, page_size, Hk, D], v_cache [.., Dv], slot_mapping [t] int64
+    -> (k_cache, v_cache), written in place."""
+    check_tensor("k", k, (None, None, None))
+    t, hk, d = k.shape
+    check_tensor("v", v, (t, hk, None), (k.dtype,))
+    check_tensor("k_cache", k_cache, (None, None, hk, d), (k.dtype,))
+    pages, page_size, dv = k_cache.shape[0], k_cache.shape[1], v.shape[2]
+    check_tensor("v_cache", v_cache, (pages, page_size, hk, dv), (k.dtype,))
+    check_tensor("slot_mapping", slot_mapping, (t,), (torch.int64,))
+    check_written("k_cache", k_cache)
+    check_written("v_cache", v_cache)
+    check_devices(k=k, v=v, k_cache=k_cache, v_cache=v_cache, slot_mapping=slot_mapping)
+    if t == 0 or pages * page_size == 0:
+        return k_cache, v_cache
+    _kv_write_kernel[(t, 2)](
+        k, v, k_cache, v_cache, slot_mapping, pages * page_size, k.stride(0), k.stride(1), v.stride(0), v.stride(1),
+        *k_cache.stride()[:3], *v_cache.stride()[:3], PAGE_SIZE=page_size, HK=hk, D=d, DV=dv,
+        BLOCK_H=power_of_two(hk), BLOCK_D=power_of_two(d), BLOCK_DV=power_of_two(dv), num_warps=4,
+    )  # fmt: skip
+    return k_cache, v_cache
+
+
+def make_inputs(
+    device: str, dtype: torch.dtype, seed: int, tokens: int, hk: int, d: int, dv: int = 0, page_size: int = 16,
+    pages: int = 8, layers: int = 1, padding: int = 0,
+) -> dict:  # fmt: skip
+    """The caches are views into one NaN arena whose pages hold `layers` layers of K and V; the last `padding` rows
+    have slot -1; k is a view into a wider row, as from a fused projection."""
+    g = make_generator(device, seed)
+    dv = dv or d
+    k_page, v_page = page_size * hk * d, page_size * hk * dv
+    stride = layers * (k_page + v_page)
+    arena = torch.full((pages * stride + 64,), float("nan"), dtype=dtype, device=device)
+    at = (layers - 1) * (k_page + v_page)  # the last layer
+    k_cache = arena.as_strided((pages, page_size, hk, d), (stride, hk * d, d, 1), at)
+    v_cache = arena.as_strided((pages, page_size, hk, dv), (stride, hk * dv, dv, 1), at + k_page)
+    slots = torch.randperm(pages * page_size, generator=g, device=device)[:tokens]
+    slots[tokens - padding :] = -1
+    k, v = fenced(g, (tokens, hk, d), dtype, row_pad=hk * d), fenced(g, (tokens, hk, dv), dtype, row_pad=3)
+    return {"k": k, "v": v, "k_cache": k_cache, "v_cache": v_cache, "slot_mapping": slots}
+
+
+def _flops(inputs: Mapping) -> int:
+    return 0
+
+
+def _bytes(inputs: Mapping) -> int:
+    k, v = inputs["k"], inputs["v"]
+    return 2 * (k.numel() + v.numel()) * k.element_size() + inputs["slot_mapping"].numel() * 8
+
+
+SPEC = KernelSpec(
+    name="kv_write",
+    formula="k_cache[slot // page_size, slot % page_size] = k[i], v_cache likewise, slot = slot_mapping[i] >= 0",
+    fn=kv_write,
+    ref=kv_write_ref,
+    make_inputs=make_inputs,
+    outputs=("k_cache", "v_cache"),
+    cases=(
+        Case("t17_3_64", {"tokens": 17, "hk": 3, "d": 64}),
+        Case("t1_1_100", {"tokens": 1, "hk": 1, "d": 100}),
+        Case("arena_of_3_layers", {"tokens": 17, "hk": 3, "d": 63, "layers": 3, "page_size": 8}),
+        Case("padding_rows", {"tokens": 17, "hk": 2, "d": 40, "padding": 6}),
+        Case("only_padding", {"tokens": 3, "hk": 2, "d": 40, "padding": 3}),
+        Case("d192_dv128", {"tokens": 3, "hk": 2, "d": 192, "dv": 128, "page_size": 128, "pages": 2}),
+        Case("d13_dv1", {"tokens": 5, "hk": 5, "d": 13, "dv": 1, "layers": 2}),
+    ),
+    bench_cases=(
+        Case("t8192_8_128", {"tokens": 8192, "hk": 8, "d": 128, "pages": 1024, "layers": 4}),
+        Case("t64_3_64", {"tokens": 64, "hk": 3, "d": 64, "pages": 1024, "layers": 30}),
+    ),
+    flops=_flops,
+    bytes=_bytes,
+    tolerance={torch.float32: 0.0, torch.float16: 0.0, torch.bfloat16: 0.0},
+)

@@ -1,0 +1,160 @@
+"""Rotary position embedding of q and k, in place, rotate-half style (Hugging Face).
+
+    x1 = x[..., :h], x2 = x[..., h:2h], h = R/2, c = cos[positions], s = sin[positions]
+    x1' = x1*c - x2*s,    x2' = x2*c + x1*s,    x[..., R:] stays
+
+q and k may be views into one fused qkv tensor: every stride but the last is free. The tables are fp32 and carry
+whatever a rope variant does (scaling, magnitude), so this file knows no variant. Computed in fp32, rounded once.
+
+A position outside the tables is a caller's error: the reference raises IndexError; the kernel never reads outside
+the tables and makes the row NaN, so that the error shows.
+
+Rejected: computing cos and sin here (fp32 sin of large angles is slow and the variants would come in), interleaved
+pairs (loaders permute such checkpoints instead), a launch each for q and k.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.common import check_devices, check_tensor, check_written, fenced, make_generator, power_of_two
+from kernels.spec import Case, KernelSpec
+
+
+def rope_ref(
+    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """q [t, Hq, D], k [t, Hk, D], cos and sin [P, R/2] fp32, positions [t] int64 -> (q, k), rotated in place."""
+    c = cos.index_select(0, positions).unsqueeze(1)  # [t, 1, R/2]
+    s = sin.index_select(0, positions).unsqueeze(1)
+    h = c.shape[-1]
+    for x in (q, k):
+        x1, x2 = x[..., :h], x[..., h : 2 * h]
+        if x.dtype is torch.float32:
+            x1s = x1 * s
+            x1.mul_(c).addcmul_(x2, s, value=-1)
+            x2.mul_(c).add_(x1s)
+        else:
+            y1, y2 = x1.float(), x2.float()
+            x1.copy_(y1 * c - y2 * s)
+            x2.copy_(y2 * c + y1 * s)
+    return q, k
+
+
+@triton.jit
+def _rotate(x, c, s, head, heads, stride_h, H: tl.constexpr, BLOCK_F: tl.constexpr):
+    f = tl.arange(0, BLOCK_F)  # [BLOCK_F] frequencies
+    mask = (head < heads)[:, None] & (f < H)[None, :]
+    at = x + head[:, None] * stride_h + f[None, :]
+    x1 = tl.load(at, mask=mask, other=0.0)
+    x2 = tl.load(at + H, mask=mask, other=0.0)
+    y1, y2 = x1.to(tl.float32), x2.to(tl.float32)
+    tl.store(at, (y1 * c - y2 * s).to(x1.dtype), mask=mask)
+    tl.store(at + H, (y2 * c + y1 * s).to(x1.dtype), mask=mask)
+
+
+@triton.jit(do_not_specialize=["num_positions"])
+def _rope_kernel(
+    q, k, cos, sin, positions, num_positions, stride_qt, stride_qh, stride_kt, stride_kh, stride_cos, stride_sin,
+    HQ: tl.constexpr, HK: tl.constexpr, H: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_F: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    block = tl.program_id(1)
+    position = tl.load(positions + token)
+    f = tl.arange(0, BLOCK_F)
+    inside = (position >= 0) & (position < num_positions)
+    lanes = f < tl.where(inside, H, 0)
+    # a position outside the tables gives NaN, never a stray read
+    poison = tl.where(inside, 0.0, float("nan"))
+    c = (tl.load(cos + position * stride_cos + f, mask=lanes, other=0.0) + poison)[None, :]
+    s = (tl.load(sin + position * stride_sin + f, mask=lanes, other=0.0) + poison)[None, :]
+    head = tl.arange(0, BLOCK_H)
+    q_blocks: tl.constexpr = (HQ + BLOCK_H - 1) // BLOCK_H
+    if block < q_blocks:
+        _rotate(q + token * stride_qt, c, s, block * BLOCK_H + head, HQ, stride_qh, H, BLOCK_F)
+    else:
+        _rotate(k + token * stride_kt, c, s, (block - q_blocks) * BLOCK_H + head, HK, stride_kh, H, BLOCK_F)
+
+
+def rope(
+    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """q [t, Hq, D], k [t, Hk, D], cos and sin [P, R/2] fp32, positions [t] int64 -> (q, k), rotated in place."""
+    check_tensor("q", q, (None, None, None))
+    t, hq, d = q.shape
+    check_tensor("k", k, (t, None, d), (q.dtype,))
+    check_tensor("cos", cos, (None, None), (torch.float32,))
+    check_tensor("sin", sin, tuple(cos.shape), (torch.float32,))
+    check_tensor("positions", positions, (t,), (torch.int64,))
+    h, hk = cos.shape[1], k.shape[1]
+    if not 1 <= 2 * h <= d:
+        raise ValueError(f"cos has {h} columns: rotary dimension {2 * h} must be 2..{d}, the head dimension")
+    check_written("q", q)
+    check_written("k", k)
+    check_devices(q=q, k=k, cos=cos, sin=sin, positions=positions)
+    if t == 0:
+        return q, k
+    block_f = power_of_two(h)
+    block_h = min(power_of_two(max(hq, hk)), max(1, 1024 // block_f))
+    grid = (t, triton.cdiv(hq, block_h) + triton.cdiv(hk, block_h))
+    _rope_kernel[grid](
+        q, k, cos, sin, positions, cos.shape[0], q.stride(0), q.stride(1), k.stride(0), k.stride(1), cos.stride(0),
+        sin.stride(0), HQ=hq, HK=hk, H=h, BLOCK_H=block_h, BLOCK_F=block_f, num_warps=4,
+    )  # fmt: skip
+    return q, k
+
+
+def make_inputs(
+    device: str, dtype: torch.dtype, seed: int, tokens: int, hq: int, hk: int, d: int, r: int = 0, fused: bool = True, rows: int = 64
+) -> dict:
+    """fused: q and k are views into rows of [q | k | v]; r = 0 rotates the whole head; rows: the tables' length."""
+    g = make_generator(device, seed)
+    if fused:
+        qkv = fenced(g, (tokens, (hq + 2 * hk) * d), dtype)
+        q, k = qkv[:, : hq * d].unflatten(1, (hq, d)), qkv[:, hq * d : (hq + hk) * d].unflatten(1, (hk, d))
+    else:
+        q, k = fenced(g, (tokens, hq, d), dtype, row_pad=3), fenced(g, (tokens, hk, d), dtype)
+    r = r or d
+    angles = torch.arange(rows, device=device)[:, None] * 10000.0 ** -(torch.arange(0, r, 2, device=device)[None, :] / r)
+    cos, sin = fenced(g, (rows, r // 2), torch.float32), fenced(g, (rows, r // 2), torch.float32)
+    positions = torch.randint(0, rows, (tokens,), generator=g, device=device)
+    return {"q": q, "k": k, "cos": cos.copy_(angles.cos()), "sin": sin.copy_(angles.sin()), "positions": positions}
+
+
+def _flops(inputs: Mapping) -> int:
+    return 3 * 2 * inputs["cos"].shape[1] * inputs["q"].shape[0] * (inputs["q"].shape[1] + inputs["k"].shape[1])
+
+
+def _bytes(inputs: Mapping) -> int:
+    q, k, cos, positions = (inputs[n] for n in ("q", "k", "cos", "positions"))
+    rotated = q.shape[0] * (q.shape[1] + k.shape[1]) * 2 * cos.shape[1]
+    return 2 * rotated * q.element_size() + 2 * q.shape[0] * cos.shape[1] * 4 + positions.numel() * 8
+
+
+SPEC = KernelSpec(
+    name="rope",
+    formula="x1' = x1*cos[positions] - x2*sin[positions], x2' = x2*cos[positions] + x1*sin[positions], x in {q, k}",
+    fn=rope,
+    ref=rope_ref,
+    make_inputs=make_inputs,
+    outputs=("q", "k"),
+    cases=(
+        Case("fused_9_3_64", {"tokens": 17, "hq": 9, "hk": 3, "d": 64}),
+        Case("partial_100_of_128", {"tokens": 3, "hq": 4, "hk": 2, "d": 128, "r": 100}),
+        Case("d80_separate", {"tokens": 3, "hq": 5, "hk": 1, "d": 80, "fused": False}),
+        Case("d126", {"tokens": 1, "hq": 2, "hk": 2, "d": 126}),
+        Case("many_heads", {"tokens": 3, "hq": 40, "hk": 33, "d": 256}),
+        Case("r2", {"tokens": 3, "hq": 1, "hk": 1, "d": 13, "r": 2}),
+    ),
+    bench_cases=(
+        Case("t8192_32_8_128", {"tokens": 8192, "hq": 32, "hk": 8, "d": 128, "rows": 8192}),
+        Case("t64_9_3_64", {"tokens": 64, "hq": 9, "hk": 3, "d": 64, "rows": 8192}),
+    ),
+    flops=_flops,
+    bytes=_bytes,
+    tolerance={torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3},
+)

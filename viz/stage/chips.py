@@ -1,0 +1,88 @@
+"""The row of request chips: who waits, prefills, decodes, was preempted or has finished at one step. Pure.
+
+Reads only the rows of that step and the small tables, never the whole history, so its cost does not grow
+with the run. `slots` decides identity colours; the default gives the n-th request hue n mod six while at most
+six live, and colours only the selected one beyond that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from engine.trace import FINISH_REASONS, WAIT_REASONS, Trace
+from viz.theme import NUM_REQUEST_COLORS
+
+MAX_CHIPS = 40
+RECENT_FINISHED = 4
+_ORDER = {"decode": 0, "prefill": 0, "preempted": 1, "waiting": 2, "finished": 3}
+
+Slots = Callable[[Trace, tuple[int, ...], str | None], Mapping[int, int | None]]
+
+
+def default_slots(trace: Trace, live: tuple[int, ...], selection: str | None) -> dict[int, int | None]:
+    """seq_id → hue, None for grey. A request keeps its hue for life; all its samples share it."""
+    few = len(live) <= NUM_REQUEST_COLORS
+    found: dict[int, int | None] = {}
+    for seq_id in live:
+        info = trace.sequences.get(seq_id)
+        hue = (info.request_id if info else seq_id) % NUM_REQUEST_COLORS
+        found[seq_id] = hue if few or selection == f"seq:{seq_id}" else None
+    return found
+
+
+def chips(trace: Trace, step: int | None, selection: str | None = None, slots: Slots = default_slots) -> dict[str, object]:
+    """{"items": [{id, name, slot, state, tokens, max, done, of, why, prompt}], "more": how many were left out}."""
+    at = trace.clamp(step)
+    if at is None:
+        return {"items": [], "more": 0}
+    now = trace.step(at)
+    ended = trace.rows("finishes", trace.first_step or 0, at)
+    finished_now = set(now.finishes["seq_id"].tolist())
+    items: dict[int, dict[str, object]] = {}
+    for row in ended[-(RECENT_FINISHED + len(finished_now)) :]:
+        seq_id = int(row["seq_id"])
+        last = trace.rows("tokens", int(row["step_id"]), int(row["step_id"]))
+        why = FINISH_REASONS[int(row["reason"])].value
+        items[seq_id] = _chip(trace, seq_id, "finished", last[last["seq_id"] == seq_id], why)
+    preempted = set(trace.rows("preempts", trace.first_step or 0, at)["seq_id"].tolist())
+    for row in now.waits:
+        seq_id = int(row["seq_id"])
+        state = "preempted" if seq_id in preempted else "waiting"
+        items[seq_id] = _chip(trace, seq_id, state, now.tokens[:0], WAIT_REASONS[int(row["reason"])].value)
+    for row in now.works:
+        seq_id = int(row["seq_id"])
+        if seq_id in finished_now:
+            continue
+        got = now.tokens[now.tokens["seq_id"] == seq_id]
+        computed = int(row["start"]) + int(row["num_tokens"])
+        info = trace.sequences.get(seq_id)
+        decode = info is not None and int(row["start"]) >= info.num_prompt_tokens
+        items[seq_id] = _chip(trace, seq_id, "decode" if decode else "prefill", got, "", computed)
+    live = tuple(sorted(s for s, c in items.items() if c["state"] != "finished"))
+    hues = dict(slots(trace, live, selection))
+    for seq_id in items.keys() - set(live):
+        hues[seq_id] = slots(trace, (seq_id,), selection).get(seq_id)
+    ordered = sorted(items.items(), key=lambda pair: (_ORDER[str(pair[1]["state"])], pair[0]))
+    for seq_id, chip in ordered:
+        chip["slot"] = hues.get(seq_id)
+    return {"items": [c for _, c in ordered[:MAX_CHIPS]], "more": max(len(ordered) - MAX_CHIPS, 0)}
+
+
+def _chip(trace: Trace, seq_id: int, state: str, got: np.ndarray, why: str = "", computed: int = 0) -> dict[str, object]:
+    """`got`: the sequence's newest TOKEN rows, which carry positions; from them follows how many it has."""
+    info = trace.sequences.get(seq_id)
+    prompt = info.num_prompt_tokens if info else 0
+    tokens = int(got["position"].max()) - prompt + 1 if len(got) else max(computed - prompt, 0)
+    return {
+        "id": f"seq:{seq_id}",
+        "name": trace.name(seq_id),
+        "state": state,
+        "tokens": max(tokens, 0),
+        "max": info.max_tokens if info else 0,
+        "done": min(computed, prompt),
+        "of": prompt,
+        "why": why,
+        "prompt": (info.prompt if info else "")[:200],
+    }

@@ -1,0 +1,162 @@
+"""What a message to one viewer holds: the newest frames, caption, chips, scrubber and status, minus what it has.
+
+Frames are rendered on two worker threads and shared by all who look at the same thing in the same version.
+Knows nothing of sockets or credits (viz/stage/hub.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from engine.trace import Trace
+from viz.stage.chips import Slots, chips
+from viz.stage.codec import Json, dumps, encode
+from viz.stage.parts import Panel, digest, panel
+from viz.stage.source import Source
+from viz.stage.timeline import timeline
+from viz.stage.viewer import Viewer
+from viz.view import Frame, View, ViewState, render
+
+Caption = Callable[[Trace, int, str], str]
+CACHED_PANELS = 96
+TIMELINE_EVERY = 0.4  # seconds; the scrubber reads whole tables
+PINNED_EVERY = 2.0  # seconds; a viewer in the past sees the same step however far the engine is
+
+
+@dataclass(eq=False)
+class Room:
+    """What the viewers of one room share: the newest version, when it was seen, and what follows from it."""
+
+    name: str
+    viewers: set[Viewer] = field(default_factory=set)
+    version: object = None
+    stamp: float = 0.0  # milliseconds since 1970, when this version was first seen
+    status: dict = field(default_factory=dict)
+    status_json: Json = Json("{}")
+    status_at: float = 0.0
+    bins: tuple[str, dict, list[np.ndarray]] = ("", {}, [])
+    bins_at: float = 0.0
+    bins_version: object = None
+    texts: OrderedDict = field(default_factory=OrderedDict)
+    watcher: asyncio.Task | None = None
+
+    @property
+    def now(self) -> tuple[object, str]:
+        return self.version, self.status_json
+
+
+class Composer:
+    """Reads a Source; writes only into rooms and viewers that it is handed."""
+
+    def __init__(self, source: Source, views: Mapping[str, View], caption: Caption | None, slots: Slots) -> None:
+        self._source, self._views, self._caption, self._slots = source, views, caption, slots
+        self._panels: OrderedDict[tuple, asyncio.Task] = OrderedDict()
+        self._workers = ThreadPoolExecutor(2, thread_name_prefix="glass-render")
+        self.num_rendered = 0
+
+    async def compose(self, viewer: Viewer, room: Room) -> bytes:
+        """The newest state of everything that a viewer looks at, without what it already has."""
+        version, stamp, fresh = room.version, room.stamp, viewer.dirty
+        viewer.dirty, viewer.seen = False, room.now
+        trace, following = self._trace(room.name), viewer.state.step is None
+        cursor = room.status.get("cursor")
+        step = viewer.state.step if not following else cursor if isinstance(cursor, int) else None
+        shown = trace.clamp(step)
+        header: dict[str, object] = {"t": "frames", "seq": viewer.seq, "stamp": stamp, "now": time.time() * 1000}
+        header |= {"step": shown, "first": trace.first_step, "last": trace.last_step, "following": following}
+        add_if_new(viewer, header, "status", room.status_json)
+        arrays: list[np.ndarray] = []
+        try:
+            caption, chip_row = self._texts(room, version, trace, shown, viewer.state)
+            add_if_new(viewer, header, "caption", caption)
+            add_if_new(viewer, header, "chips", chip_row)
+            await self._add_bins(viewer, room, trace, header, arrays)
+        except Exception as error:
+            header["fault"] = f"The bars could not be drawn: {type(error).__name__}: {error}"[:400]
+        if fresh or following or time.monotonic() >= viewer.pinned_until:
+            viewer.pinned_until = time.monotonic() + PINNED_EVERY
+            await self._add_panels(viewer, version, trace, step, header, arrays)
+        return encode(header, arrays)
+
+    def _trace(self, room: str) -> Trace:
+        try:
+            return self._source.trace(room)
+        except Exception:  # the status says what is wrong; an empty trace keeps the page alive
+            return Trace()
+
+    def _texts(self, room: Room, version: object, trace: Trace, step: int | None, state: ViewState) -> tuple[Json, Json]:
+        key = (version, step, state.language, state.selection)
+        if key not in room.texts:
+            caption = self._caption(trace, step, state.language) if self._caption and step is not None else ""
+            room.texts[key] = (dumps(str(caption)[:400]), dumps(chips(trace, step, state.selection, self._slots)))
+            while len(room.texts) > 16:
+                room.texts.popitem(last=False)
+        return room.texts[key]
+
+    async def _add_bins(self, viewer: Viewer, room: Room, trace: Trace, header: dict, arrays: list) -> None:
+        now = time.monotonic()
+        if room.bins_version != room.version and now - room.bins_at >= TIMELINE_EVERY:
+            room.bins_at, version = now, room.version
+            facts, bins = await asyncio.get_running_loop().run_in_executor(self._workers, timeline, trace)
+            room.bins_version = version
+            room.bins = (digest(repr(facts).encode(), *(b.tobytes() for b in bins)), facts, bins)
+        mark, facts, bins = room.bins
+        if mark and viewer.sent.get("timeline") != mark:
+            viewer.sent["timeline"] = mark
+            header["timeline"] = {**facts, "base": len(arrays)}
+            arrays += bins
+
+    def bins_due(self, viewer: Viewer, room: Room) -> float | None:
+        """The scrubber may lag behind the last step of a burst: seconds until it can catch up, None if it has."""
+        if room.bins_version == room.version and viewer.sent.get("timeline", "") == room.bins[0]:
+            return None
+        return max(room.bins_at + TIMELINE_EVERY - time.monotonic(), 0.0)
+
+    async def _add_panels(self, viewer: Viewer, version: object, trace: Trace, step: int | None, header: dict, arrays: list) -> None:
+        state = viewer.state.with_(step=step, views=())
+        wanted = [(name, state.with_(size=size)) for name, size in viewer.panels]
+        entries = []
+        for found in await asyncio.gather(*(self._panel(viewer.room, version, name, trace, at) for name, at in wanted)):
+            entry, own, got = found.message(viewer.sent, len(arrays))
+            arrays += own
+            viewer.sent |= got
+            entries.append(entry)
+        header["panels"] = entries
+
+    async def _panel(self, room: str, version: object, name: str, trace: Trace, state: ViewState) -> Panel:
+        """Rendered once for all who ask for the same thing at the same time."""
+        key = (room, version, name, state)
+        task = self._panels.get(key)
+        if task is None:
+            task = self._panels[key] = asyncio.create_task(self._render(name, trace, state))
+            while len(self._panels) > CACHED_PANELS:
+                self._panels.popitem(last=False)
+        self._panels.move_to_end(key)
+        return await asyncio.shield(task)
+
+    async def _render(self, name: str, trace: Trace, state: ViewState) -> Panel:
+        self.num_rendered += 1
+        return await asyncio.get_running_loop().run_in_executor(self._workers, draw, self._views[name], trace, state)
+
+
+def draw(view: View, trace: Trace, state: ViewState) -> Panel:
+    """Render and serialise. A frame that breaks its contract draws its own error, like a view that raises."""
+    frame = render(view, trace, state)
+    try:
+        return panel(frame)
+    except Exception as error:
+        sentence = f"This view gave a frame that cannot be sent: {type(error).__name__}: {error}."
+        return panel(Frame(view.name, view.title, (), summary=sentence, error=sentence))
+
+
+def add_if_new(viewer: Viewer, header: dict, name: str, text: Json) -> None:
+    if viewer.sent.get(name) != text:
+        viewer.sent[name] = text
+        header[name] = text

@@ -1,0 +1,340 @@
+"""The server side of the stage: who looks at what, and the newest frame for each of them.
+
+A viewer returns a credit after drawing; only then is the newest state composed for it, so a slow browser skips
+frames and nothing piles up. One core, `receive` and `next`, serves both transports: a WebSocket, and `poll`
+where those are blocked (viz/stage/routes.py, or a Gradio event).
+
+The hub owns no records and takes no decision about the engine: it asks a Source and passes commands on.
+Rejected: pushing every step (a backlog in a slow tab), a frame a viewer (fifty renderings of one picture).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import struct
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from inspect import isawaitable
+
+from viz import theme
+from viz.stage.chips import Slots, default_slots
+from viz.stage.codec import dumps, encode
+from viz.stage.composer import Caption, Composer, Room
+from viz.stage.source import ROOM, Source
+from viz.stage.viewer import MAX_CREDIT, Viewer, changed_state, room_name, wanted_panels
+from viz.view import View, ViewState
+
+
+@dataclass(frozen=True, slots=True)
+class HubConfig:
+    """Limits. Times in seconds."""
+
+    max_fps: float = 30.0
+    max_message: int = 65_536  # characters a browser may send at once
+    max_viewers: int = 256
+    max_commands: int = 8  # of one viewer, in flight
+    silence: float = 15.0  # a browser that says nothing for so long is gone
+    ping: float = 4.0
+    status_every: float = 0.5
+    long_poll: float = 4.0
+
+
+class Hub:
+    """Args:
+    source: see viz/stage/source.py.
+    views: name → View, in menu order.
+    caption: (trace, step_id, language) → one sentence; None for no caption.
+    default_views: what a newcomer sees, at most three names.
+    slots: who gets which identity colour (viz/stage/chips.py).
+    title: the product's name in the header.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        views: Mapping[str, View],
+        *,
+        caption: Caption | None = None,
+        default_views: tuple[str, ...] = (),
+        slots: Slots = default_slots,
+        title: str = "Glass Engine",
+        config: HubConfig = HubConfig(),
+    ) -> None:
+        self.source, self.views, self.title, self.config = source, dict(views), title, config
+        self.default_views = tuple(v for v in default_views if v in self.views) or tuple(self.views)[:2]
+        self.viewers: dict[str, Viewer] = {}
+        self.composer = Composer(source, self.views, caption, slots)
+        self._rooms: dict[str, Room] = {}
+        self._tasks: set[asyncio.Task] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._reaper: asyncio.Task | None = None
+
+    # ---- viewers ----
+
+    async def join(self, said: Mapping[str, object], transport: str) -> Viewer:
+        """A new viewer after its hello. Raises an error with a `sentence` when it cannot be taken."""
+        if len(self.viewers) >= self.config.max_viewers:
+            raise Refused("full", "Too many people are watching. Please try again in a few minutes.")
+        self._loop = asyncio.get_running_loop()
+        viewer = Viewer(room=room_name(said.get("room"), ROOM), transport=transport, max_fps=self.config.max_fps)
+        viewer.state = ViewState(views=self.default_views)
+        await _maybe(self.source.viewer_joined(viewer.room, viewer.id))
+        self.viewers[viewer.id] = viewer
+        room = self._rooms.setdefault(viewer.room, Room(viewer.room))
+        room.viewers.add(viewer)
+        if room.watcher is None:
+            self._look(room, force=True)
+            room.watcher = asyncio.create_task(self._watch(room))
+        self._said_hello(viewer, said)
+        viewer.post(encode(self._welcome(viewer)))
+        return viewer
+
+    async def leave(self, viewer: Viewer) -> None:
+        """Idempotent. The source hears of it even when the browser vanished."""
+        if self.viewers.pop(viewer.id, None) is None:
+            return
+        viewer.gone = True
+        viewer.wake.set()
+        room = self._rooms[viewer.room]
+        room.viewers.discard(viewer)
+        if not room.viewers:
+            del self._rooms[viewer.room]
+            if room.watcher:
+                room.watcher.cancel()
+        await _maybe(self.source.viewer_left(viewer.room, viewer.id))
+
+    def notify(self, room: str) -> None:
+        """From any thread: there is something new in `room`. Optional; the hub also looks by itself."""
+        if self._loop is not None and room in self._rooms:
+            self._loop.call_soon_threadsafe(self._notified, room)
+
+    def _notified(self, name: str) -> None:
+        if name in self._rooms:
+            self._look(self._rooms[name])
+
+    def _welcome(self, viewer: Viewer) -> dict[str, object]:
+        catalogue = [{"name": v.name, "title": v.title, "question": v.question} for v in self.views.values()]
+        return {
+            "t": "welcome",
+            "viewer": viewer.id,
+            "room": viewer.room,
+            "title": self.title,
+            "views": catalogue,
+            "default_views": list(self.default_views),
+            "theme": theme.client_theme(),
+        }
+
+    # ---- what a browser says ----
+
+    def receive(self, viewer: Viewer, text: str) -> None:
+        """One JSON message. Never raises: what cannot be understood is answered with an error."""
+        viewer.heard = time.monotonic()
+        if len(text) > self.config.max_message:
+            return self._complain(viewer, "too_long", f"A message may have at most {self.config.max_message:,} characters.")
+        said = parse(text)
+        if said is None:
+            return self._complain(viewer, "bad_message", "The server could not read a message from this page.")
+        self.hear(viewer, said)
+
+    def hear(self, viewer: Viewer, said: Mapping[str, object]) -> None:
+        kind = said.get("t")
+        if kind == "drawn":
+            viewer.credit = min(viewer.credit + 1, MAX_CREDIT)
+        elif kind == "hello":
+            self._said_hello(viewer, said)
+        elif kind == "view":
+            self._said_view(viewer, said)
+        elif kind == "command":
+            self._said_command(viewer, said)
+        elif kind != "pong":
+            return self._complain(viewer, "bad_message", "The server does not know this kind of message.")
+        viewer.wake.set()
+
+    def _said_hello(self, viewer: Viewer, said: Mapping[str, object]) -> None:
+        viewer.sent.clear()
+        credit = said.get("credit")
+        viewer.credit = min(max(credit, 1), MAX_CREDIT) if type(credit) is int else 1
+        self._said_view(viewer, said)
+
+    def _said_view(self, viewer: Viewer, said: Mapping[str, object]) -> None:
+        state = said.get("state")
+        if isinstance(state, Mapping):
+            viewer.state = changed_state(viewer.state, state, self.views)
+        panels = wanted_panels(said.get("panels"), self.views)
+        if panels is not None:
+            viewer.panels = panels
+        fps = said.get("max_fps")
+        if isinstance(fps, (int, float)) and 0 < fps < 1e6:
+            viewer.max_fps = min(max(float(fps), 0.2), self.config.max_fps)
+        viewer.dirty = True
+
+    def _said_command(self, viewer: Viewer, said: Mapping[str, object]) -> None:
+        name, args, number = said.get("name"), said.get("args"), said.get("id")
+        number = number if type(number) is int and abs(number) < 2**53 else 0
+        if not isinstance(name, str) or not isinstance(args, Mapping):
+            return self._complain(viewer, "bad_message", "A command needs a name and arguments.")
+        if viewer.commands >= self.config.max_commands:
+            return self._reply(viewer, number, failure("busy", "Too many commands at once; please wait a moment."))
+        viewer.commands += 1
+        task = asyncio.create_task(self._command(viewer, number, name[:60], args))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _command(self, viewer: Viewer, number: int, name: str, args: Mapping[str, object]) -> None:
+        try:
+            result = await self.source.command(viewer.room, viewer.id, name, args)
+        except Exception as error:
+            result = failure_of(error)
+        finally:
+            viewer.commands -= 1
+        self._reply(viewer, number, result)
+        self._notified(viewer.room)
+
+    def _reply(self, viewer: Viewer, number: int, result: Mapping[str, object]) -> None:
+        try:
+            viewer.post(encode({"t": "reply", "id": number, "result": dict(result)}))
+        except (TypeError, ValueError):
+            viewer.post(encode({"t": "reply", "id": number, "result": failure("bug", "The answer could not be sent.")}))
+
+    def _complain(self, viewer: Viewer, code: str, sentence: str) -> None:
+        viewer.post(encode({"t": "error", **failure(code, sentence)}))
+
+    # ---- what is new ----
+
+    async def _watch(self, room: Room) -> None:
+        while room.viewers:
+            await asyncio.sleep(1 / self.config.max_fps)
+            self._look(room)
+
+    def _look(self, room: Room, force: bool = False) -> None:
+        """Ask the source whether something changed, and wake whom it concerns."""
+        now = time.monotonic()
+        try:
+            version = self.source.version(room.name)
+            if version == room.version and not force and now - room.status_at < self.config.status_every:
+                return
+            status = self.source.status(room.name)
+            text = dumps(status)
+        except Exception as error:  # a broken source must not take the page down
+            version, status = room.version, {"state": "dead", "error": failure_of(error)}
+            text = dumps(status)
+        room.status_at = now
+        if force or (version, text) != room.now:
+            room.version, room.status, room.status_json = version, status, text
+            room.stamp = time.time() * 1000
+            for viewer in room.viewers:
+                viewer.wake.set()
+
+    def _due(self, viewer: Viewer, room: Room) -> float | None:
+        """Seconds until frames may be composed for a viewer; None when there is nothing to say to it."""
+        if viewer.credit <= 0:
+            return None
+        wait = max(viewer.next_at - time.monotonic(), 0.0)
+        if viewer.dirty or viewer.seen != room.now:
+            return wait
+        bins = self.composer.bins_due(viewer, room)
+        return None if bins is None else max(bins, wait)
+
+    async def next(self, viewer: Viewer, timeout: float) -> bytes | None:
+        """The next message for a viewer: a reply or the newest frames; None when there was nothing to say."""
+        deadline = time.monotonic() + timeout
+        while not viewer.gone:
+            viewer.wake.clear()
+            if viewer.outbox:
+                return viewer.outbox.popleft()
+            room = self._rooms[viewer.room]
+            due = self._due(viewer, room)
+            if due == 0.0:
+                viewer.next_at = time.monotonic() + 1 / viewer.max_fps
+                viewer.credit -= 1
+                viewer.seq += 1
+                return await self.composer.compose(viewer, room)
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return None
+            try:
+                await asyncio.wait_for(viewer.wake.wait(), left if due is None else min(due, left))
+            except TimeoutError:
+                continue
+        return None
+
+    # ---- the second transport ----
+
+    async def poll(self, viewer_id: str | None, message: str) -> bytes:
+        """One exchange where WebSockets are blocked. `message` is JSON: {"say": [messages], "seq": newest frame
+        received, "wait": seconds}; the first one of a viewer begins with a hello. The answer is any number of
+        (u32 length, message). Unknown viewers get an error with the code "gone" and say hello again."""
+        said = parse(message) if len(message) <= self.config.max_message else None
+        if said is None:
+            return _framed(encode({"t": "error", **failure("bad_message", "The server could not read this.")}))
+        say = [m for m in said.get("say") or () if isinstance(m, Mapping)] if isinstance(said.get("say"), list) else []
+        viewer = self.viewers.get(viewer_id or "")
+        if viewer is None:
+            if not say or say[0].get("t") != "hello":
+                return _framed(encode({"t": "error", **failure("gone", "This page was away too long.")}))
+            try:
+                viewer = await self.join(say.pop(0), "poll")
+            except Exception as error:
+                return _framed(encode({"t": "error", **failure_of(error)}))
+            if self._reaper is None or self._reaper.done():
+                self._reaper = asyncio.create_task(self._reap())
+        viewer.heard = time.monotonic()
+        for entry in say:
+            self.hear(viewer, entry)
+        if said.get("wait") == 0:  # only says something; answers come with the poll that is waiting
+            return b""
+        if said.get("seq") != viewer.seq:  # an answer was lost on the way
+            viewer.sent.clear()
+            viewer.credit, viewer.dirty = max(viewer.credit, 1), True
+        answers = [await self.next(viewer, self.config.long_poll)]
+        while viewer.outbox:
+            answers.append(viewer.outbox.popleft())
+        return b"".join(_framed(answer) for answer in answers if answer is not None)
+
+    async def _reap(self) -> None:
+        """Pollers have no socket that breaks: they are gone when they have been silent."""
+        while any(v.transport == "poll" for v in self.viewers.values()):
+            await asyncio.sleep(min(self.config.silence / 4, 1.0))
+            late = time.monotonic() - self.config.silence
+            for viewer in [v for v in self.viewers.values() if v.transport == "poll" and v.heard < late]:
+                await self.leave(viewer)
+
+
+class Refused(Exception):
+    """A refusal with a code and a sentence for the page."""
+
+    def __init__(self, code: str, sentence: str) -> None:
+        super().__init__(sentence)
+        self.code, self.sentence = code, sentence
+
+
+def failure_of(error: Exception) -> dict[str, object]:
+    """An exception as the page gets it. EngineError and Refused bring their own words."""
+    sentence = getattr(error, "sentence", None)
+    if isinstance(sentence, str):
+        return failure(str(getattr(error, "code", "error")), sentence)
+    return failure("bug", f"Something went wrong in the server: {type(error).__name__}: {error}"[:400])
+
+
+def failure(code: str, sentence: str) -> dict[str, object]:
+    return {"ok": False, "code": code, "sentence": sentence}
+
+
+def parse(text: str) -> dict[str, object] | None:
+    """A JSON object, or None. Deep nesting and huge numbers are None too."""
+    try:
+        said = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return said if isinstance(said, dict) else None
+
+
+def _framed(message: bytes) -> bytes:
+    return struct.pack("<I", len(message)) + message
+
+
+async def _maybe(value: object) -> None:
+    if isawaitable(value):
+        await value

@@ -1,0 +1,125 @@
+"""A Frame as the parts that travel: the figure (rarely changes), the items (labels, marks) and the arrays.
+
+Each part carries a digest; the hub sends a part to a viewer only if that viewer does not have it yet. The
+parts are serialised once and shared by everybody who looks at the same thing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from viz.stage.codec import Json, as_array, dumps
+from viz.view import Frame, Paint, Raster, Series
+
+MAX_TEXT = 400  # characters of one label or mark that travel; the whole text of a request has its own view
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One rendered frame, ready to be put into messages."""
+
+    view: str
+    figure: Json
+    items: Json
+    arrays: tuple[np.ndarray, ...]
+    figure_digest: str
+    items_digest: str
+    arrays_digest: str
+
+    def message(self, have: Mapping[str, str], base: int) -> tuple[dict[str, object], list[np.ndarray], dict[str, str]]:
+        """(header entry, its arrays, digests the viewer will have). `base`: arrays already in the message."""
+        entry: dict[str, object] = {"view": self.view}
+        got = {f"f:{self.view}": self.figure_digest, f"i:{self.view}": self.items_digest, f"a:{self.view}": self.arrays_digest}
+        if have.get(f"f:{self.view}") != self.figure_digest:
+            entry["figure"] = self.figure
+        if have.get(f"i:{self.view}") != self.items_digest:
+            entry["items"] = self.items
+        if have.get(f"a:{self.view}") == self.arrays_digest:
+            return entry, [], got
+        entry["base"], entry["count"] = base, len(self.arrays)
+        return entry, list(self.arrays), got
+
+
+def digest(*parts: bytes) -> str:
+    found = hashlib.blake2b(digest_size=12)
+    for part in parts:
+        found.update(part)
+    return found.hexdigest()
+
+
+def panel(frame: Frame) -> Panel:
+    """Split and serialise a frame. Raises TypeError or ValueError where a frame breaks its contract."""
+    arrays: list[np.ndarray] = []
+    rasters = [_raster(r, arrays) for r in frame.rasters]
+    series = [_series(s, arrays) for s in frame.series]
+    figure = dumps(
+        {
+            "title": frame.title,
+            "badges": [{"kind": b.kind, "text": b.text[:MAX_TEXT]} for b in frame.badges],
+            "axes": {name: _strict(axis) for name, axis in frame.axes.items()},
+            "rasters": rasters,
+            "series": series,
+            "legend": [_paint(p) for p in frame.legend],
+            "error": frame.error[:MAX_TEXT],
+        }
+    )
+    items = dumps(
+        {
+            "labels": [[_cut(x.text), float(x.x), float(x.y), x.color, x.anchor, x.size, x.weight, x.axes] for x in frame.labels],
+            "marks": [
+                [m.id, float(m.x0), float(m.x1), float(m.y0), float(m.y1), _cut(m.text), m.outline, m.detail[:MAX_TEXT], m.axes]
+                for m in frame.marks
+            ],
+            "summary": frame.summary,
+            # cells move with the window; their place belongs to what changes every step
+            "places": [[float(v) for v in (r.x0, r.x1, r.y0, r.y1)] for r in frame.rasters],
+            "ranges": [list(map(float, r.range)) if r.range else None for r in frame.rasters],
+        }
+    )
+    kept = tuple(arrays)
+    blob = [f"{a.dtype.str}{a.shape}".encode() + a.tobytes() for a in kept]
+    return Panel(frame.view, figure, items, kept, digest(figure.encode(errors="replace")), digest(items.encode(errors="replace")), digest(*blob))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"
+
+
+def _paint(paint: Paint) -> dict[str, object]:
+    return {"color": paint.color, "label": paint.label[:MAX_TEXT], "hatch": paint.hatch, "alpha": float(paint.alpha)}
+
+
+def _raster(raster: Raster, arrays: list[np.ndarray]) -> dict[str, object]:
+    values = np.asarray(raster.values)
+    if values.dtype != np.uint8 or values.ndim != 2:
+        raise TypeError(f"raster {raster.name!r} must be uint8 [rows, cols], not {values.dtype} {values.shape}")
+    arrays.append(as_array(values))
+    paints = None if raster.paints is None else [_paint(p) for p in raster.paints]
+    return {"name": raster.name, "paints": paints, "colormap": raster.colormap, "unit": raster.unit, "axes": raster.axes}
+
+
+def _series(series: Series, arrays: list[np.ndarray]) -> dict[str, object]:
+    x, y = as_array(series.x).astype("<f4"), as_array(series.y).astype("<f4")
+    if x.shape != y.shape or x.ndim != 1:
+        raise TypeError(f"series {series.name!r} needs x and y of equal length, got {x.shape} and {y.shape}")
+    arrays += (x, y)
+    if series.base is not None:
+        base = as_array(series.base).astype("<f4")
+        arrays.append(np.ascontiguousarray(np.broadcast_to(base, x.shape)))
+    return {
+        "name": series.name,
+        "kind": series.kind,
+        "paint": _paint(series.paint),
+        "width": float(series.width),
+        "base": series.base is not None,
+        "axes": series.axes,
+    }
+
+
+def _strict(axis: Mapping[str, object]) -> dict[str, object]:
+    """A Plotly axis as plain JSON: numpy numbers become numbers, a NaN raises here and not in the browser."""
+    return dict(axis)

@@ -1,0 +1,202 @@
+"""The stage over HTTP: one WebSocket, its polling fallback, the page's own files and plotly.min.js.
+
+`routes(hub)` is all that an application mounts; paths begin with /glass. Only pages of the same host may
+connect: a browser tells where a page came from, and a stranger's page must not drive an engine on localhost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gzip
+import hashlib
+from collections.abc import Callable
+from functools import cache
+from importlib.metadata import version
+from importlib.resources import files
+from urllib.parse import quote, urlsplit
+
+from starlette.datastructures import Headers
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
+
+from viz.stage import page
+from viz.stage.codec import encode
+from viz.stage.hub import Hub, failure_of, parse
+from viz.stage.viewer import Viewer
+
+MAX_RECORDING = 256 << 20
+HELLO_SECONDS = 10.0
+
+
+def routes(hub: Hub, *, with_page: bool = False) -> list[BaseRoute]:
+    """What an application mounts. `with_page` adds the standalone page at /glass/ (a server without Gradio)."""
+    found: list[BaseRoute] = [
+        WebSocketRoute("/glass/ws", lambda ws: _socket(hub, ws), name="glass-ws"),
+        Route("/glass/poll", _of(hub, _poll), methods=["POST"]),
+        Route("/glass/static/{name}", _static, methods=["GET"]),
+        Route("/glass/plotly.min.js", _plotly, methods=["GET"]),
+        Route("/glass/recording", _of(hub, _save), methods=["GET"]),
+        Route("/glass/recording", _of(hub, _open), methods=["POST"]),
+    ]
+    if with_page:
+        found.append(Route("/glass/", lambda _: HTMLResponse(page.standalone_page(hub.title)), methods=["GET"]))
+    return found
+
+
+def _of(hub: Hub, handler: Callable) -> Callable:
+    async def bound(request: Request) -> Response:
+        return await handler(hub, request)
+
+    return bound
+
+
+def same_host(connection: HTTPConnection) -> bool:
+    """A browser's Origin must be the host that it talks to; tools that send none are let in."""
+    origin = connection.headers.get("origin")
+    if not origin or origin == "null":
+        return origin is None
+    forwarded = connection.headers.get("x-forwarded-host", "").split(",")[0].strip()
+    return urlsplit(origin).netloc.lower() in {connection.headers.get("host", "").lower(), forwarded.lower()} - {""}
+
+
+# ---- WebSocket ----
+
+
+async def _socket(hub: Hub, ws: WebSocket) -> None:
+    if not same_host(ws):
+        return await ws.close(1008)
+    await ws.accept()
+    viewer: Viewer | None = None
+    try:
+        said = parse((await asyncio.wait_for(ws.receive_text(), HELLO_SECONDS))[: hub.config.max_message]) or {}
+        if said.get("t") != "hello":
+            return await ws.close(1002)
+        try:
+            viewer = await hub.join(said, "websocket")
+        except Exception as error:
+            await ws.send_bytes(encode({"t": "error", **failure_of(error)}))
+            return await ws.close(1013)
+        sender = asyncio.create_task(_send(hub, ws, viewer))
+        try:
+            while True:
+                hub.receive(viewer, await asyncio.wait_for(ws.receive_text(), hub.config.silence))
+        finally:
+            sender.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await sender
+    except (WebSocketDisconnect, TimeoutError, KeyError, RuntimeError):  # KeyError: a binary message
+        pass
+    finally:
+        if viewer is not None:
+            await hub.leave(viewer)
+        if ws.application_state is not WebSocketState.DISCONNECTED:
+            with contextlib.suppress(Exception):
+                await asyncio.wait_for(ws.close(1011), 1.0)
+
+
+async def _send(hub: Hub, ws: WebSocket, viewer: Viewer) -> None:
+    ping = encode({"t": "ping"})
+    while not viewer.gone:
+        message = await hub.next(viewer, hub.config.ping)
+        await ws.send_bytes(ping if message is None else message)
+
+
+# ---- polling ----
+
+
+async def _poll(hub: Hub, request: Request) -> Response:
+    if not same_host(request):
+        return Response(status_code=403)
+    body = await _body(request, 4 * hub.config.max_message)
+    if body is None:
+        return Response(status_code=413)
+    found = await hub.poll(request.query_params.get("viewer"), body.decode(errors="replace"))
+    return Response(found, media_type="application/octet-stream", headers={"cache-control": "no-store"})
+
+
+async def _body(request: Request, limit: int) -> bytes | None:
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > limit:
+            return None
+        parts.append(part)
+    return b"".join(parts)
+
+
+# ---- recordings ----
+
+
+async def _save(hub: Hub, request: Request) -> Response:
+    viewer = hub.viewers.get(request.query_params.get("viewer", ""))
+    save = getattr(hub.source, "save_recording", None)
+    if viewer is None or save is None:
+        return JSONResponse({"ok": False, "code": "gone", "sentence": "There is nothing to save here."}, 404)
+    try:
+        name, content = await save(viewer.room, viewer.id)
+    except Exception as error:
+        return JSONResponse(failure_of(error), 409)
+    headers = {"content-disposition": f"attachment; filename*=UTF-8''{quote(name)}", "cache-control": "no-store"}
+    return Response(content, media_type="application/octet-stream", headers=headers)
+
+
+async def _open(hub: Hub, request: Request) -> Response:
+    viewer = hub.viewers.get(request.query_params.get("viewer", ""))
+    take = getattr(hub.source, "open_recording", None)
+    if viewer is None or take is None or not same_host(request):
+        return JSONResponse({"ok": False, "code": "gone", "sentence": "A recording cannot be opened here."}, 404)
+    content = await _body(request, MAX_RECORDING)
+    if content is None:
+        return JSONResponse({"ok": False, "code": "too_large", "sentence": "The file is larger than 256 MiB."}, 413)
+    try:
+        return JSONResponse(await take(viewer.room, viewer.id, request.query_params.get("name", "")[:200], content))
+    except Exception as error:
+        return JSONResponse(failure_of(error), 409)
+
+
+# ---- files ----
+
+
+@cache
+def _asset(name: str) -> tuple[bytes, bytes, str, str] | None:
+    """(content, gzipped, media type, etag)."""
+    if name == "plotly.min.js":
+        content, media = (files("plotly") / "package_data" / "plotly.min.js").read_bytes(), "text/javascript"
+    elif name == "stage.js":
+        content, media = page.script().encode(), "text/javascript"
+    elif name == "stage.css":
+        content, media = page.styles().encode(), "text/css"
+    else:
+        return None
+    return content, gzip.compress(content, 6, mtime=0), media, f'"{hashlib.blake2b(content, digest_size=12).hexdigest()}"'
+
+
+async def _static(request: Request) -> Response:
+    return await _file(request, request.path_params["name"])
+
+
+async def _plotly(request: Request) -> Response:
+    return await _file(request, "plotly.min.js", forever=request.query_params.get("v") == version("plotly"))
+
+
+async def _file(request: Request, name: str, forever: bool = False) -> Response:
+    found = await asyncio.to_thread(_asset, name)
+    if found is None:
+        return Response(status_code=404)
+    content, packed, media, etag = found
+    headers = {"etag": etag, "vary": "accept-encoding", "x-content-type-options": "nosniff"}
+    headers["cache-control"] = "public, max-age=31536000, immutable" if forever else "no-cache"
+    if request.headers.get("if-none-match") == etag:
+        return Response(status_code=304, headers=headers)
+    if _takes_gzip(request.headers):
+        headers["content-encoding"] = "gzip"
+        content = packed
+    return Response(content, media_type=media, headers=headers)
+
+
+def _takes_gzip(headers: Headers) -> bool:
+    offered = [part.strip().split(";") for part in headers.get("accept-encoding", "").split(",")]
+    return any(o[0].strip() in ("gzip", "*") and not any(p.strip() in ("q=0", "q=0.0") for p in o[1:]) for o in offered)

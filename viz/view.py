@@ -1,0 +1,212 @@
+"""The contract of a view: View, ViewState, Frame and its parts, and render().
+
+A view is a pure function (Trace, ViewState) -> Frame; the same input gives the same bytes. A Frame says what
+to draw in data coordinates and theme names, never in pixels of a colour: `axes` is a Plotly layout fragment
+that changes rarely, everything that changes every step is an array. The browser (viz/stage) draws rasters on
+a canvas under transparent Plotly axes; `Frame.to_figure()` (viz/figure.py) gives an ordinary go.Figure.
+
+render() never raises: a view that fails draws its own error.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from urllib.parse import parse_qsl, urlencode
+
+import numpy as np
+
+from engine.trace import Trace
+
+BADGES = ("measured", "state", "computed", "recomputed", "recorded")
+THEMES = ("light", "dark", "projector")
+
+
+@dataclass(frozen=True, slots=True)
+class Paint:
+    """How one class of cells or marks looks. `color` is a theme name ("request-0" … "request-5",
+    "request-other", "free", "cached", "waste", "ink", "muted", "accent", "paper"); `hatch` one of None,
+    "diagonal", "cross", "dots"; `label` its legend text."""
+
+    color: str
+    label: str = ""
+    hatch: str | None = None
+    alpha: float = 1.0
+
+
+@dataclass(frozen=True)
+class Raster:
+    """A grid of cells. `values` uint8 [rows, cols], row 0 at the top (y0), drawn without smoothing.
+
+    Categorical: `paints[value]`, 255 is transparent. Continuous: `range` is what 0…255 stand for, on the
+    "sequential" or "diverging" map.
+    """
+
+    name: str
+    values: np.ndarray
+    x0: float
+    x1: float
+    y0: float
+    y1: float
+    paints: tuple[Paint, ...] | None = None
+    range: tuple[float, float] | None = None
+    colormap: str = "sequential"
+    unit: str = ""
+    axes: str = "xy"
+
+
+@dataclass(frozen=True)
+class Series:
+    """A line, markers or bars. x and y float32 of equal length; NaN breaks a line. For bars, `base` (float32)
+    is where each begins and `width` how wide it is, in data units."""
+
+    name: str
+    x: np.ndarray
+    y: np.ndarray
+    kind: str = "line"  # "line", "markers", "steps", "bars"
+    paint: Paint = Paint("ink")
+    width: float = 2.0
+    base: np.ndarray | None = None
+    axes: str = "xy"
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """Text at a data point. `anchor` is which part of the text sits on the point ("left", "center",
+    "right"); `size` in CSS pixels, at least 16."""
+
+    text: str
+    x: float
+    y: float
+    color: str = "ink"
+    anchor: str = "center"
+    size: int = 16
+    weight: int = 400
+    axes: str = "xy"
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Something that can be chosen by click or by arrows + Enter. `id` is the selection ("seq:3", "page:17",
+    "token:3:12"); `text` is its accessible name and what the inspector shows first. `outline` names a theme
+    colour to draw a border with (None: only when focused or selected)."""
+
+    id: str
+    x0: float
+    x1: float
+    y0: float
+    y1: float
+    text: str
+    outline: str | None = None
+    detail: str = ""
+    axes: str = "xy"
+
+
+@dataclass(frozen=True, slots=True)
+class Badge:
+    """What kind of truth the picture holds. `text` adds the formula, device, difference or date."""
+
+    kind: str
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ViewState:
+    """Where a person is looking. Immutable; round-trips through a URL query.
+
+    `step` None is the live edge. `selection` is a Mark id. `size` is the panel's (width, height) in CSS pixels.
+    """
+
+    source: str = "live"
+    chapter: str = ""
+    beat: int = 0
+    views: tuple[str, ...] = ()
+    step: int | None = None
+    selection: str | None = None
+    layer: int = 0
+    head: int = 0
+    ranges: tuple[float, ...] = ()
+    theme: str = "light"
+    language: str = "en"
+    size: tuple[int, int] = (960, 540)
+
+    def with_(self, **changes: object) -> ViewState:
+        return replace(self, **changes)
+
+    def to_query(self) -> str:
+        default, pairs = ViewState(), []
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if value != getattr(default, f.name) and f.name != "size":
+                pairs.append((f.name, ",".join(map(str, value)) if isinstance(value, tuple) else str(value)))
+        return urlencode(pairs)
+
+    @staticmethod
+    def from_query(query: str) -> ViewState:
+        """Unknown keys and unreadable values are ignored: a link from a stranger never breaks the page."""
+        parsed: dict[str, object] = {}
+        for key, value in parse_qsl(query):
+            try:
+                if key in ("source", "chapter", "selection", "language"):
+                    parsed[key] = value[:200]
+                elif key == "theme" and value in THEMES:
+                    parsed[key] = value
+                elif key == "views":
+                    parsed[key] = tuple(v for v in value.split(",")[:3] if v)
+                elif key in ("beat", "step", "layer", "head"):
+                    parsed[key] = min(max(int(value), 0), 2**31 - 1)
+                elif key == "ranges":
+                    parsed[key] = tuple(float(v) for v in value.split(",")[:8])
+            except ValueError:
+                continue
+        return ViewState(**parsed)
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What one panel shows. `axes` maps Plotly layout names ("xaxis", "yaxis2", …) to plain dicts with fixed
+    ranges (fixed ranges halve a react). `summary` is the canvas's label, the alt text and the phone's text."""
+
+    view: str
+    title: str
+    badges: tuple[Badge, ...]
+    axes: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    rasters: tuple[Raster, ...] = ()
+    series: tuple[Series, ...] = ()
+    labels: tuple[Label, ...] = ()
+    marks: tuple[Mark, ...] = ()
+    legend: tuple[Paint, ...] = ()
+    summary: str = ""
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A question that a stranger must be able to answer from the picture, and its true answer."""
+
+    question: str
+    answer: Callable[[Trace, ViewState], str]
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One view, declared as VIEW in a file of viz/views/. `question` is what it answers."""
+
+    name: str
+    title: str
+    question: str
+    figure: Callable[[Trace, ViewState], Frame]
+    summary: Callable[[Trace, ViewState], str]
+    asks: tuple[Ask, ...] = ()
+
+
+def render(view: View, trace: Trace, state: ViewState) -> Frame:
+    """The view's frame with its summary. Never raises: a failure becomes a frame that says so."""
+    try:
+        frame = view.figure(trace, state)
+        return replace(frame, summary=frame.summary or view.summary(trace, state))
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        sentence = f"This view could not be drawn: {type(error).__name__}: {error} ({where.name}, line {where.lineno})."
+        return Frame(view.name, view.title, (), summary=sentence, error=sentence)
