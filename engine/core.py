@@ -97,6 +97,15 @@ class EngineCore:
         self._busy_us = 0
         self.open_room("main", config.cache.num_pages)
 
+    def begin_at(self, start) -> None:
+        """Number steps, sequences and requests from `start` on (engine/session.py's Start): after a crash the
+        new core's records follow the old one's."""
+        self._next_request = start.request
+        room = self.rooms["main"]
+        room.num_requests, room.num_events, room.config_index = start.name, start.events, start.config
+        room.recorder.text_bytes = start.text_bytes
+        room.scheduler.begin_at(start.step, start.sequence)
+
     # ---- rooms and requests ----
 
     def open_room(self, name: str, num_pages: int) -> Room:
@@ -154,20 +163,38 @@ class EngineCore:
 
     # ---- stepping ----
 
-    def step(self, probe=NO_PROBE) -> Record | None:
-        """One step of the room whose turn it is; None if nobody has work or (run_ahead) nothing settled yet."""
-        room = self._next_room()
-        if room is None:
+    def rooms_in_turn(self) -> list[str]:
+        """Room names, the one that has waited longest first."""
+        names = sorted(self.rooms)
+        at = self._turn % len(names)
+        return names[at:] + names[:at]
+
+    def step(self, room: str | None = None, probe=NO_PROBE) -> Record | None:
+        """One step of a room (None: whose turn it is). None if nobody has work or nothing settled yet."""
+        home = self._next_room() if room is None else self.rooms[room]
+        if home is None or not home.has_work:
             return None
+        self._turn = sorted(self.rooms).index(home.name) + 1
         began = time.perf_counter()
-        launched = self._launch(room, probe)
+        launched = self._launch(home, probe)
         if launched is not None:
-            room.flying.append(launched)
+            home.flying.append(launched)
         record = None
-        if room.flying and (launched is None or len(room.flying) > self.config.scheduler.run_ahead or not launched.plan.works):
-            record = self._settle(room, room.flying.popleft())
+        if home.flying and (launched is None or len(home.flying) > self.config.scheduler.run_ahead or not launched.plan.works):
+            record = self._settle(home, home.flying.popleft())
         self._busy_us += int((time.perf_counter() - began) * 1e6)
         return record
+
+    def report(self, room: str) -> Record | None:
+        """Record what was ended or flushed since the last step without computing anything."""
+        home = self.rooms[room]
+        while home.flying:
+            self._settle(home, home.flying.popleft())
+        if not home.scheduler.has_report:
+            return None
+        plan = home.scheduler.schedule_nothing()
+        result = StepResult(plan.step_id, ())
+        return self._record(home, plan, result, home.scheduler.commit(plan, result), Clocks(self._busy_us, 0, 0, 0, 0, 0), ())
 
     def _launch(self, room: Room, probe) -> _Launched | None:
         """Schedule, build, run. None: nothing can be planned until a step in flight settles, or it failed."""
@@ -229,13 +256,7 @@ class EngineCore:
     # ---- parts ----
 
     def _next_room(self) -> Room | None:
-        names = sorted(self.rooms)
-        for _ in names:
-            room = self.rooms[names[self._turn % len(names)]]
-            self._turn += 1
-            if room.has_work:
-                return room
-        return None
+        return next((self.rooms[name] for name in self.rooms_in_turn() if self.rooms[name].has_work), None)
 
     def _sample_rows(self, plan: StepPlan, host: HostBatch, sequences: dict[int, Sequence]) -> SampleRows:
         seq_ids, slots, params, uniforms = [], [], [], []

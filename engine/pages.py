@@ -79,6 +79,7 @@ class PagePool:
         self._blank = deque(sorted(self.pages))
         self._idle: OrderedDict[int, None] = OrderedDict()
         self._pending: dict[int, int] = {}  # page → step that must settle first
+        self._used_until: dict[int, int] = {}  # page → last step planned with it by somebody who let go of it
         self._hash_of: dict[int, bytes] = {}
         self._page_of: dict[bytes, int] = {}
         self._settled = -1
@@ -165,14 +166,16 @@ class PagePool:
                 return True
         return False
 
-    def copy_on_write(self, owner: int, index: int) -> tuple[int, int] | None:
-        """Give the owner its own copy of a shared page: (source, destination), or None if no page is free."""
+    def copy_on_write(self, owner: int, index: int, step_id: int) -> tuple[int, int] | None:
+        """Give the owner its own copy of a shared page: (source, destination), or None if no page is free.
+        Step `step_id` copies it; the source stays out of the free list until that has settled."""
         if not self.num_free:
             return None
         table = self.tables[owner]
         source, target = table[index], self._take()
         assert self._refs[source] > 1, "copy-on-write of a page that nobody else holds"
         self._refs[source] -= 1
+        self._use_until(source, step_id)
         self._event(Op.RELEASE, source, owner, index)
         self._refs[target] = 1
         self._event(Op.ALLOC, target, owner, index)
@@ -183,17 +186,19 @@ class PagePool:
     def release(self, owner: int, after_step: int = -1) -> int:
         """Take every page from an owner; returns how many references it had.
 
-        Pages that nobody else holds become free once `after_step` (the last step planned with them) settles.
+        Pages that nobody else holds become free once the last step planned with them by any of their owners
+        settles; `after_step` is this owner's.
         The tail goes first, so that a prompt's head survives longest in the eviction order.
         """
         table = self.tables.pop(owner, [])
         for index in range(len(table) - 1, -1, -1):
             page = table[index]
             self._refs[page] -= 1
+            self._use_until(page, after_step)
             self._event(Op.RELEASE, page, owner, index)
             if self._refs[page] == 0:
-                if after_step > self._settled:
-                    self._pending[page] = after_step
+                if page in self._used_until:
+                    self._pending[page] = self._used_until[page]
                 else:
                     self._free(page)
         return len(table)
@@ -201,6 +206,8 @@ class PagePool:
     def settle(self, step_id: int) -> None:
         """Step `step_id` and all before it are done on the device."""
         self._settled = max(self._settled, step_id)
+        for page in [p for p, until in self._used_until.items() if until <= self._settled]:
+            del self._used_until[page]
         for page in [p for p, after in self._pending.items() if after <= self._settled]:
             del self._pending[page]
             self._free(page)
@@ -222,6 +229,11 @@ class PagePool:
             self._blank.append(self._idle.popitem(last=False)[0])
 
     # ---- the log ----
+
+    def follow(self, old: PagePool) -> None:
+        """Take the place of an emptied pool: its unread events come first in this one's log."""
+        assert not old.tables and not old._hash_of and not old._pending, "the old pool still holds something"
+        self._log[:0] = old.take_events()
 
     def take_events(self) -> list[Event]:
         """Events since the last call, oldest first. The log itself is emptied in place."""
@@ -256,13 +268,18 @@ class PagePool:
         assert all(p in self._hash_of for p in self._idle), "an idle page without content"
         assert not any(p in self._hash_of for p in self._blank), "a blank page with content"
         assert {h: p for p, h in self._hash_of.items()} == self._page_of, "hash maps disagree"
-        assert all(after > self._settled for after in self._pending.values()), "a pending page whose step has settled"
+        assert all(until > self._settled for until in self._used_until.values()), "a page waits for a step that has settled"
+        assert all(self._used_until.get(p) == after for p, after in self._pending.items()), "a pending page without a step"
 
     # ---- inside ----
 
     def _event(self, op: Op, page: int, owner: int, index: int) -> None:
         self._log.append((op, page, owner, index))
         self.num_events += 1
+
+    def _use_until(self, page: int, step_id: int) -> None:
+        if step_id > self._settled:
+            self._used_until[page] = max(step_id, self._used_until.get(page, -1))
 
     def _append(self, owner: int, page: int) -> None:
         table = self.tables.setdefault(owner, [])

@@ -23,6 +23,7 @@ class WaitReason(Enum):
     STATIC_BATCH = "static_batch"  # static batching: the running batch must end first
     QUEUE_ORDER = "queue_order"  # somebody before it in the queue waits, and overtaking is not allowed
     PREEMPTION = "preemption"  # pages were taken from somebody in this step: nobody is admitted in it
+    PAUSED = "paused"  # the step only records who was ended while the room is paused: nobody computes
     IN_FLIGHT = "in_flight"  # run-ahead: nothing to compute until an earlier step settles
 
 

@@ -46,7 +46,7 @@ class Recorder:
         self._sequences: list[SequenceInfo] = []
         self._configs: list[Mapping[str, object]] = []
         self._artifacts: list[object] = []
-        self._text_bytes = 0
+        self.text_bytes = 0
 
     def append(self, record: Record) -> None:
         self._records.append(record)
@@ -71,8 +71,8 @@ class Recorder:
         configs, self._configs = tuple(self._configs), []
         artifacts = (*self._artifacts, *(s for r in records for s in r.samples))
         self._artifacts = []
-        tables = pack(records, self._text_bytes)
-        self._text_bytes += len(tables["text_bytes"])
+        tables = pack(records, self.text_bytes)
+        self.text_bytes += len(tables["text_bytes"])
         errors = tuple(TraceError(r.plan.step_id, r.error.code, r.error.sentence, r.error.seq_ids) for r in records if r.error)
         return TraceDelta(tables, sequences, artifacts, errors, configs)
 

@@ -102,6 +102,10 @@ class Scheduler:
         self.waiting.sort(key=self._rank)
         return tuple(made)
 
+    def begin_at(self, step_id: int, seq_id: int) -> None:
+        """Number steps and sequences from here on. Before anything was added."""
+        self._next_step, self._next_seq = step_id, seq_id
+
     def check_fits(self, request: Request) -> None:
         """Refuse what could never run, before it queues."""
         length = len(request.prompt_token_ids)
@@ -133,7 +137,7 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether a step would do or report something."""
-        return bool(self.running or self.waiting or self._ended or self._preempted)
+        return bool(self.running or self.waiting) or self.has_report
 
     @property
     def num_in_flight(self) -> int:
@@ -151,6 +155,7 @@ class Scheduler:
             self.pool.forget()
             for seq in self.sequences.values():
                 seq.forget_hashes()
+            pool.follow(self.pool)
             self.pool = pool
         elif self.config.cache.prefix_caching and not config.cache.prefix_caching:
             self.pool.forget()
@@ -178,6 +183,19 @@ class Scheduler:
                 blocked = blocked or draft.waiting[seq.seq_id].reason in _BLOCKING
         return self._seal(draft)
 
+    @property
+    def has_report(self) -> bool:
+        """Somebody ended, or lost pages, since the last step."""
+        return bool(self._ended or self._preempted)
+
+    def schedule_nothing(self) -> StepPlan:
+        """An empty step that only reports, for a paused room: what was ended should be seen at once."""
+        draft = _Draft(self.config.scheduler.max_num_batched_tokens)
+        draft.preempted, self._preempted = self._preempted, []
+        for seq in (*self.running, *self.waiting):
+            draft.wait(seq, WaitReason.PAUSED, 0, 0)
+        return self._seal(draft)
+
     def commit(self, plan: StepPlan, result: StepResult) -> Committed:
         """Take a settled step's tokens. Steps settle in order; what ended meanwhile is dropped."""
         self.pool.settle(plan.step_id)
@@ -190,8 +208,9 @@ class Scheduler:
                 self._publish(flight.seq)
             for seq in flight.samples:
                 seq.num_in_flight -= 1
-                if seq.status is Status.SIBLING:
+                if seq.status is Status.SIBLING:  # before anybody's first token: it may end the one whose pages they share
                     self._fork(seq, flight.seq if alive else None)
+            for seq in flight.samples:
                 if seq.status is not Status.FINISHED:
                     accepted.append((seq.seq_id, tokens[seq.seq_id].token_id))
                     self._append(seq, tokens[seq.seq_id])
@@ -285,7 +304,7 @@ class Scheduler:
             return draft.budget
         if not self.config.scheduler.chunked_prefill and not draft.works:
             return ready  # a whole prompt that exceeds the budget runs alone
-        draft.wait(seq, WaitReason.TOKEN_BUDGET, ready, draft.budget)
+        draft.wait(seq, WaitReason.TOKEN_BUDGET, ready, max(draft.budget, 0))
         return None
 
     def _is_shared(self, seq: Sequence) -> bool:
@@ -302,7 +321,7 @@ class Scheduler:
         """Make [num_computed, end) writable: fresh pages, and an own copy of a shared one. They are there."""
         pool = self.pool
         if self._is_shared(seq):
-            draft.copies[seq.seq_id] = pool.copy_on_write(seq.seq_id, seq.num_computed // pool.page_size)
+            draft.copies[seq.seq_id] = pool.copy_on_write(seq.seq_id, seq.num_computed // pool.page_size, self._next_step)
         pool.allocate(seq.seq_id, max(pool.pages_for(end) - len(pool.table(seq.seq_id)), 0))
 
     def _plan(self, seq: Sequence, num_tokens: int, draft: _Draft, num_cached: int = 0, resumed: bool = False) -> None:
@@ -357,7 +376,7 @@ class Scheduler:
         elif limits.batching is Batching.STATIC and batch_is_running and not seq.was_preempted:
             draft.wait(seq, WaitReason.STATIC_BATCH, 0, len(self.running))
         elif len(self.running) >= limits.max_num_seqs:
-            draft.wait(seq, WaitReason.MAX_SEQS, 1, limits.max_num_seqs - len(self.running))
+            draft.wait(seq, WaitReason.MAX_SEQS, 1, 0)
         elif draft.budget <= 0:
             draft.wait(seq, WaitReason.TOKEN_BUDGET, seq.num_known, 0)
         else:

@@ -10,7 +10,6 @@ replay equals the live pool. Rejected: one object a step (a thousand times the m
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -172,6 +171,11 @@ class TraceDelta:
     configs: tuple[Mapping[str, object], ...] = ()
     meta: Mapping[str, object] = field(default_factory=dict)
 
+    @property
+    def is_empty(self) -> bool:
+        parts = (self.sequences, self.artifacts, self.errors, self.configs, self.meta)
+        return not any(map(len, parts)) and not any(map(len, self.tables.values()))
+
 
 @dataclass(frozen=True)
 class PoolState:
@@ -325,7 +329,7 @@ class Trace:
         last = self.clamp(last)
         if last is None:
             return self.tokens[:0]
-        rows = self.rows("tokens", self.first_step, last)
+        rows = self.rows("tokens", 0, last)  # tokens outlive the steps that a full ring dropped
         return rows[rows["seq_id"] == seq_id]
 
     def text_of(self, seq_id: int, last: int | None = None) -> str:
@@ -333,7 +337,7 @@ class Trace:
         last = self.clamp(last)
         if last is None:
             return ""
-        rows = self.rows("texts", self.first_step, last)
+        rows = self.rows("texts", 0, last)
         rows = rows[rows["seq_id"] == seq_id]
         base = int(self.meta.get("text_base", 0))
         starts = rows["offset"] - base
@@ -360,35 +364,37 @@ class Trace:
 
     # ---- the pool ----
 
-    @cached_property
-    def _keyframe_starts(self) -> list[int]:
-        return np.unique(self.keyframes["event_at"]).tolist()
-
     def pool_at(self, step_id: int) -> PoolState:
         """The pool after `step_id`: the last keyframe before it, then the events up to it."""
         cache: dict[int, PoolState] = self.__dict__.setdefault("_pools", {})
-        if step_id not in cache:
-            found = self.rows("steps", step_id, step_id)
-            end = int(found["event_end"][0]) if len(found) else 0
-            cache[step_id] = self._replay(end, self.num_pages_at(step_id))
-        return cache[step_id]
+        found = cache.get(step_id)
+        if found is None:
+            rows = self.rows("steps", step_id, step_id)
+            end = int(rows["event_end"][0]) if len(rows) else 0
+            while len(cache) >= 64:
+                cache.pop(next(iter(cache), None), None)
+            found = cache[step_id] = self._replay(end, self.num_pages_at(step_id))
+        return found
 
     def _replay(self, end: int, num_pages: int) -> PoolState:
         base = int(self.meta.get("event_base", 0))  # events before this one were evicted
-        starts = self._keyframe_starts
-        at = bisect.bisect_right(starts, end) - 1
-        begin = starts[at] if at >= 0 else base
-        rows = [self.keyframes[self.keyframes["event_at"] == begin][["op", "page", "owner", "index"]].tolist()] if at >= 0 else []
-        rows.append(self.events[max(begin - base, 0) : max(end - base, 0)].tolist())
-        return replay(num_pages, [r for part in rows for r in part])
+        before = self.keyframes[: np.searchsorted(self.keyframes["event_at"], end, "right")]
+        begins = np.flatnonzero(before["op"] == 0)  # a keyframe begins with a row that is no event
+        begin, frame = base, before[:0]
+        if len(begins):
+            frame = before[begins[-1] :]
+            begin = int(frame["event_at"][0])
+        log = self.events[max(begin - base, 0) : max(end - base, 0)]
+        return replay(num_pages, [*frame[["op", "page", "owner", "index"]].tolist(), *log.tolist()])
 
 
 def replay(num_pages: int, events: list[tuple[int, int, int, int]]) -> PoolState:
-    """Rebuild a pool's state from events, starting from an empty pool of `num_pages` pages."""
-    num_pages = max([num_pages, *(e[1] for e in events)])
-    counts = [0] * (num_pages + 1)
-    cached = [False] * (num_pages + 1)
-    pending = [False] * (num_pages + 1)
+    """Rebuild a pool's state from events, starting from an empty pool of `num_pages` pages. Pages beyond it that
+    hold nothing any more (the pool was larger once) are left out. Never raises: a file's log may be nonsense."""
+    highest = max([num_pages, *(e[1] for e in events)])
+    counts = [0] * (highest + 1)
+    cached = [False] * (highest + 1)
+    pending = [False] * (highest + 1)
     tables: dict[int, dict[int, int]] = {}
     for op, page, owner, index in events:
         if op in (Op.ALLOC, Op.SHARE):
@@ -396,13 +402,13 @@ def replay(num_pages: int, events: list[tuple[int, int, int, int]]) -> PoolState
             pending[page] = False
             tables.setdefault(owner, {})[index] = page
         elif op == Op.RELEASE:
-            counts[page] -= 1
+            counts[page] = max(counts[page] - 1, 0)
             pending[page] = counts[page] == 0
-            table = tables[owner]
+            table = tables.get(owner, {})
             if table.get(index) == page:
                 del table[index]
             if not table:
-                del tables[owner]
+                tables.pop(owner, None)
         elif op == Op.FREE:
             pending[page] = False
         elif op == Op.PUBLISH:
@@ -410,4 +416,7 @@ def replay(num_pages: int, events: list[tuple[int, int, int, int]]) -> PoolState
         elif op == Op.EVICT:
             cached[page] = False
     ordered = {seq_id: tuple(page for _, page in sorted(table.items())) for seq_id, table in tables.items()}
-    return PoolState(num_pages, np.array(counts, np.int32), np.array(cached), np.array(pending), ordered)
+    while highest > num_pages and not (counts[highest] or cached[highest] or pending[highest]):
+        highest -= 1
+    counts, cached, pending = counts[: highest + 1], cached[: highest + 1], pending[: highest + 1]
+    return PoolState(highest, np.array(counts, np.int32), np.array(cached), np.array(pending), ordered)

@@ -88,11 +88,11 @@ def rope(
     t, hq, d = q.shape
     check_tensor("k", k, (t, None, d), (q.dtype,))
     check_tensor("cos", cos, (None, None), (torch.float32,))
-    check_tensor("sin", sin, tuple(cos.shape), (torch.float32,))
-    check_tensor("positions", positions, (t,), (torch.int64,))
     h, hk = cos.shape[1], k.shape[1]
     if not 1 <= 2 * h <= d:
         raise ValueError(f"cos has {h} columns: rotary dimension {2 * h} must be 2..{d}, the head dimension")
+    check_tensor("sin", sin, tuple(cos.shape), (torch.float32,))
+    check_tensor("positions", positions, (t,), (torch.int64,))
     check_written("q", q)
     check_written("k", k)
     check_devices(q=q, k=k, cos=cos, sin=sin, positions=positions)

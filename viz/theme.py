@@ -216,7 +216,7 @@ def data_size(num_bytes: float) -> str:
 
 
 def rate(per_second: float, unit: str) -> str:
-    """ "18.5 k tok/s", "4.25 TB/s": decimal prefixes, three digits."""
+    """Decimal prefixes, three digits: 4.25 TB/s."""
     value, prefix = float(per_second), ""
     for prefix in ("", "k", "M", "G", "T", "P"):
         if abs(value) < 1000 or prefix == "P":

@@ -59,7 +59,8 @@ class Raster:
 @dataclass(frozen=True)
 class Series:
     """A line, markers or bars. x and y float32 of equal length; NaN breaks a line. For bars, `base` (float32)
-    is where each begins and `width` how wide it is, in data units."""
+    is where each begins and `width` how wide it is, in data units. `symbol` is a Plotly marker symbol: "circle"
+    (a finish), "x" (a preemption), "triangle-right" (a join); `width` is then the marker's size in pixels."""
 
     name: str
     x: np.ndarray
@@ -69,12 +70,15 @@ class Series:
     width: float = 2.0
     base: np.ndarray | None = None
     axes: str = "xy"
+    symbol: str = "circle"
 
 
 @dataclass(frozen=True, slots=True)
 class Label:
     """Text at a data point. `anchor` is which part of the text sits on the point ("left", "center",
-    "right"); `size` in CSS pixels, at least 16."""
+    "right"; vertically always its middle); `size` in CSS pixels, at least 16. `mono` asks for a monospaced
+    font of 0.6 em a character, where a view places things under single characters. Every text of a view is a
+    Label: axes are drawn without ticks and titles, so that no text meets Plotly's parser."""
 
     text: str
     x: float
@@ -84,6 +88,7 @@ class Label:
     size: int = 16
     weight: int = 400
     axes: str = "xy"
+    mono: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +120,9 @@ class Badge:
 class ViewState:
     """Where a person is looking. Immutable; round-trips through a URL query.
 
-    `step` None is the live edge. `selection` is a Mark id. `size` is the panel's (width, height) in CSS pixels.
+    `step` None is the live edge. `selection` is a Mark id. `size` is the panel's drawing area (width, height) in
+    CSS pixels, title, badges and legend excluded. Plot margins are 0: an axis with the range [0, width] and the
+    domain [0, 1] counts pixels, and views lay out their texts on such axes.
     """
 
     source: str = "live"
@@ -191,7 +198,8 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """One view, declared as VIEW in a file of viz/views/. `question` is what it answers."""
+    """One view, declared as VIEW in a file of viz/views/. `question` is what it answers; menus list views by
+    `order`, then by name."""
 
     name: str
     title: str
@@ -199,6 +207,7 @@ class View:
     figure: Callable[[Trace, ViewState], Frame]
     summary: Callable[[Trace, ViewState], str]
     asks: tuple[Ask, ...] = ()
+    order: int = 100
 
 
 def render(view: View, trace: Trace, state: ViewState) -> Frame:

@@ -128,7 +128,10 @@ class Decoder:
         self.config = config
         self.embedding = weights.pop("model.embed_tokens.weight")
         self.norm = weights.pop("model.norm.weight")
-        self.lm_head = self.embedding if config.tie_word_embeddings else weights.pop("lm_head.weight")
+        if config.tie_word_embeddings:
+            self.lm_head = self.embedding = matmul_layout([self.embedding])
+        else:
+            self.lm_head = matmul_layout([weights.pop("lm_head.weight")])
         self.layers = [_take_layer(weights, f"model.layers.{index}.") for index in range(config.num_layers)]
         self.cos, self.sin = rope_tables(config.rope, config.max_position_embeddings, self.embedding.device)
 
@@ -181,12 +184,29 @@ def fp32_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return torch.cat([F.linear(wide, part.float()) for part in weight.split(HEAD_CHUNK)], dim=1)
 
 
+def matmul_layout(parts: list[torch.Tensor]) -> torch.Tensor:
+    """The parts [n_i, k] as one weight [sum n_i, k].
+
+    float32 on a CPU is laid out column by column: one or two rows times such a weight, which is what decoding is,
+    took 25.6 ms where the usual layout took 35.7 (SmolLM2-135M's layers, MKL, two cores); at four rows and more it
+    loses about 15 %. Half precision showed no difference, and cuBLAS takes either.
+    """
+    if parts[0].dtype is not torch.float32 or parts[0].device.type != "cpu":
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+    out = torch.empty(parts[0].shape[1], sum(len(part) for part in parts))
+    start = 0
+    for part in parts:
+        out[:, start : start + len(part)] = part.t()
+        start += len(part)
+    return out.t()
+
+
 def _take_layer(weights: dict[str, torch.Tensor], at: str) -> Layer:
     def fused(*names: str, kind: str = "weight") -> torch.Tensor | None:
         parts = [weights.pop(f"{at}{name}.{kind}", None) for name in names]
         if kind == "bias" and parts[0] is None:
             return None
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        return matmul_layout(parts) if kind == "weight" else torch.cat(parts)
 
     qkv, gate_up = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), ("mlp.gate_proj", "mlp.up_proj")
     return Layer(

@@ -1,8 +1,7 @@
 """The row of request chips: who waits, prefills, decodes, was preempted or has finished at one step. Pure.
 
 Reads only the rows of that step and the small tables, never the whole history, so its cost does not grow
-with the run. `slots` decides identity colours; the default gives the n-th request hue n mod six while at most
-six live, and colours only the selected one beyond that.
+with the run. Identity colours are the views' own (viz/select.py).
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from engine.trace import FINISH_REASONS, WAIT_REASONS, Trace
-from viz.theme import NUM_REQUEST_COLORS
+from viz.select import hues as hues_of
 
 MAX_CHIPS = 40
 RECENT_FINISHED = 4
@@ -21,18 +20,7 @@ _ORDER = {"decode": 0, "prefill": 0, "preempted": 1, "waiting": 2, "finished": 3
 Slots = Callable[[Trace, tuple[int, ...], str | None], Mapping[int, int | None]]
 
 
-def default_slots(trace: Trace, live: tuple[int, ...], selection: str | None) -> dict[int, int | None]:
-    """seq_id → hue, None for grey. A request keeps its hue for life; all its samples share it."""
-    few = len(live) <= NUM_REQUEST_COLORS
-    found: dict[int, int | None] = {}
-    for seq_id in live:
-        info = trace.sequences.get(seq_id)
-        hue = (info.request_id if info else seq_id) % NUM_REQUEST_COLORS
-        found[seq_id] = hue if few or selection == f"seq:{seq_id}" else None
-    return found
-
-
-def chips(trace: Trace, step: int | None, selection: str | None = None, slots: Slots = default_slots) -> dict[str, object]:
+def chips(trace: Trace, step: int | None, selection: str | None = None, slots: Slots = hues_of) -> dict[str, object]:
     """{"items": [{id, name, slot, state, tokens, max, done, of, why, prompt}], "more": how many were left out}."""
     at = trace.clamp(step)
     if at is None:
@@ -60,10 +48,7 @@ def chips(trace: Trace, step: int | None, selection: str | None = None, slots: S
         info = trace.sequences.get(seq_id)
         decode = info is not None and int(row["start"]) >= info.num_prompt_tokens
         items[seq_id] = _chip(trace, seq_id, "decode" if decode else "prefill", got, "", computed)
-    live = tuple(sorted(s for s, c in items.items() if c["state"] != "finished"))
-    hues = dict(slots(trace, live, selection))
-    for seq_id in items.keys() - set(live):
-        hues[seq_id] = slots(trace, (seq_id,), selection).get(seq_id)
+    hues = slots(trace, tuple(s for s, c in items.items() if c["state"] != "finished"), selection)
     ordered = sorted(items.items(), key=lambda pair: (_ORDER[str(pair[1]["state"])], pair[0]))
     for seq_id, chip in ordered:
         chip["slot"] = hues.get(seq_id)

@@ -39,7 +39,7 @@ class Room:
     version: object = None
     stamp: float = 0.0  # milliseconds since 1970, when this version was first seen
     status: dict = field(default_factory=dict)
-    status_json: Json = Json("{}")
+    status_json: Json = field(default_factory=lambda: Json("{}"))
     status_at: float = 0.0
     bins: tuple[str, dict, list[np.ndarray]] = ("", {}, [])
     bins_at: float = 0.0
@@ -74,7 +74,7 @@ class Composer:
         add_if_new(viewer, header, "status", room.status_json)
         arrays: list[np.ndarray] = []
         try:
-            caption, chip_row = self._texts(room, version, trace, shown, viewer.state)
+            caption, chip_row = await self._texts(room, version, trace, shown, viewer.state)
             add_if_new(viewer, header, "caption", caption)
             add_if_new(viewer, header, "chips", chip_row)
             await self._add_bins(viewer, room, trace, header, arrays)
@@ -91,20 +91,26 @@ class Composer:
         except Exception:  # the status says what is wrong; an empty trace keeps the page alive
             return Trace()
 
-    def _texts(self, room: Room, version: object, trace: Trace, step: int | None, state: ViewState) -> tuple[Json, Json]:
+    async def _texts(self, room: Room, version: object, trace: Trace, step: int | None, state: ViewState) -> tuple[Json, Json]:
         key = (version, step, state.language, state.selection)
         if key not in room.texts:
-            caption = self._caption(trace, step, state.language) if self._caption and step is not None else ""
-            room.texts[key] = (dumps(str(caption)[:400]), dumps(chips(trace, step, state.selection, self._slots)))
+            room.texts[key] = await self._at_work(self._make_texts, trace, step, state)
             while len(room.texts) > 16:
                 room.texts.popitem(last=False)
         return room.texts[key]
+
+    def _make_texts(self, trace: Trace, step: int | None, state: ViewState) -> tuple[Json, Json]:
+        caption = self._caption(trace, step, state.language) if self._caption and step is not None else ""
+        return dumps(str(caption)[:400]), dumps(chips(trace, step, state.selection, self._slots))
+
+    async def _at_work(self, function: Callable, *args: object) -> object:
+        return await asyncio.get_running_loop().run_in_executor(self._workers, function, *args)
 
     async def _add_bins(self, viewer: Viewer, room: Room, trace: Trace, header: dict, arrays: list) -> None:
         now = time.monotonic()
         if room.bins_version != room.version and now - room.bins_at >= TIMELINE_EVERY:
             room.bins_at, version = now, room.version
-            facts, bins = await asyncio.get_running_loop().run_in_executor(self._workers, timeline, trace)
+            facts, bins = await self._at_work(timeline, trace)
             room.bins_version = version
             room.bins = (digest(repr(facts).encode(), *(b.tobytes() for b in bins)), facts, bins)
         mark, facts, bins = room.bins
@@ -143,7 +149,7 @@ class Composer:
 
     async def _render(self, name: str, trace: Trace, state: ViewState) -> Panel:
         self.num_rendered += 1
-        return await asyncio.get_running_loop().run_in_executor(self._workers, draw, self._views[name], trace, state)
+        return await self._at_work(draw, self._views[name], trace, state)
 
 
 def draw(view: View, trace: Trace, state: ViewState) -> Panel:

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from inspect import isawaitable
 
 from viz import theme
-from viz.stage.chips import Slots, default_slots
+from viz.select import hues
+from viz.stage.chips import Slots
 from viz.stage.codec import dumps, encode
 from viz.stage.composer import Caption, Composer, Room
 from viz.stage.source import ROOM, Source
@@ -58,7 +59,7 @@ class Hub:
         *,
         caption: Caption | None = None,
         default_views: tuple[str, ...] = (),
-        slots: Slots = default_slots,
+        slots: Slots = hues,
         title: str = "Glass Engine",
         config: HubConfig = HubConfig(),
     ) -> None:

@@ -82,7 +82,9 @@ def panel(frame: Frame) -> Panel:
     )
     kept = tuple(arrays)
     blob = [f"{a.dtype.str}{a.shape}".encode() + a.tobytes() for a in kept]
-    return Panel(frame.view, figure, items, kept, digest(figure.encode(errors="replace")), digest(items.encode(errors="replace")), digest(*blob))
+    return Panel(
+        frame.view, figure, items, kept, digest(figure.encode(errors="replace")), digest(items.encode(errors="replace")), digest(*blob)
+    )
 
 
 def _cut(text: str) -> str:

@@ -11,7 +11,7 @@ import re
 import secrets
 import time
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from viz.view import THEMES, ViewState
@@ -71,27 +71,40 @@ def _int(value: object, high: int = 2**31 - 1) -> int | None:
 
 def changed_state(state: ViewState, said: Mapping[str, object], views: Collection[str]) -> ViewState:
     """`state` with what a browser said about it; whatever is not valid keeps its old value."""
-    changes: dict[str, object] = {}
-    for key, value in said.items():
-        if key == "step":
-            changes[key] = _int(value)
-        elif key in ("layer", "head", "beat") and _int(value) is not None:
-            changes[key] = _int(value)
-        elif key == "selection" and (value is None or isinstance(value, str)):
-            changes[key] = value[:200] if value else None
-        elif key in ("source", "chapter") and isinstance(value, str):
-            changes[key] = value[:200]
-        elif key == "theme" and isinstance(value, str) and value in THEMES:
-            changes[key] = value
-        elif key == "language" and isinstance(value, str) and re.fullmatch(r"[a-z]{2}(-[A-Za-z]{2,4})?", value):
-            changes[key] = value
-        elif key == "views" and isinstance(value, list):
-            changes[key] = tuple(dict.fromkeys(v for v in value if isinstance(v, str) and v in views))[:MAX_PANELS]
-        elif key == "ranges" and isinstance(value, list):
-            numbers = [_number(v) for v in value[:8]]
-            if None not in numbers:
-                changes[key] = tuple(numbers)
-    return state.with_(**changes) if changes else state
+    changes = {key: _CHECKS[key](value) for key, value in said.items() if key in _CHECKS}
+    if isinstance(said.get("views"), list):
+        known = (v for v in said["views"] if isinstance(v, str) and v in views)
+        changes["views"] = tuple(dict.fromkeys(known))[:MAX_PANELS]
+    return state.with_(**{key: value for key, value in changes.items() if value is not _KEEP})
+
+
+def _whole(value: object) -> object:
+    number = _int(value)
+    return _KEEP if number is None else number
+
+
+def _ranges(value: object) -> object:
+    numbers = [_number(v) for v in value[:8]] if isinstance(value, list) else [None]
+    return _KEEP if None in numbers else tuple(numbers)
+
+
+def _text(pattern: str) -> Callable[[object], object]:
+    return lambda value: value if isinstance(value, str) and re.fullmatch(pattern, value, re.DOTALL) else _KEEP
+
+
+_KEEP = object()
+_CHECKS: dict[str, Callable[[object], object]] = {
+    "step": _int,
+    "layer": _whole,
+    "head": _whole,
+    "beat": _whole,
+    "ranges": _ranges,
+    "selection": lambda value: None if value in (None, "") else _text(".{1,200}")(value),
+    "source": _text(".{0,200}"),
+    "chapter": _text(".{0,200}"),
+    "theme": _text("|".join(THEMES)),
+    "language": _text("[a-z]{2}(-[A-Za-z]{2,4})?"),
+}
 
 
 def wanted_panels(said: object, views: Collection[str]) -> tuple[tuple[str, tuple[int, int]], ...] | None:

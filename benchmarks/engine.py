@@ -1,0 +1,145 @@
+"""The engine against transformers in the same process, and against itself with something switched off.
+
+    python -m benchmarks.engine [--device cpu|cuda] [--only ITEM]
+
+Greedy, end-of-text ignored on both sides, the default model; each figure is the median of alternating runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from dataclasses import replace
+from functools import cache
+
+import torch
+
+from benchmarks.report import Report, main
+from engine.build import build_core, device_name, settle_source
+from engine.config import CacheConfig, EngineConfig, ModelSource, SchedulerConfig
+from engine.core import EngineCore
+from engine.recorder import Recorder
+from engine.request import SamplingParams
+from engine.runner import DTYPES
+
+PROMPT = "The history of the lighthouse begins on a small island in the north, where"
+ENDLESS = SamplingParams(max_tokens=96, ignore_eos=True)
+
+
+@cache
+def engine(device: str) -> tuple[EngineCore, object]:
+    config = EngineConfig(ModelSource(device=device), CacheConfig(num_pages=512, prefix_caching=False), SchedulerConfig(8, 512))
+    return build_core(config)
+
+
+@cache
+def transformers_model(device: str):
+    from transformers import AutoModelForCausalLM
+
+    core, loaded = engine(device)
+    model = AutoModelForCausalLM.from_pretrained(loaded.folder.path, dtype=DTYPES[core.config.source.dtype])
+    return model.to(core.runner.device).eval()
+
+
+def prompts(count: int, device: str) -> list[tuple[int, ...]]:
+    _, loaded = engine(device)
+    return [loaded.tokenizer.encode(f"{PROMPT} number {i}") for i in range(count)]
+
+
+def run_engine(device: str, token_ids: list[tuple[int, ...]], sampling: SamplingParams, together: bool) -> float:
+    """Tokens a second, wall clock from the first prompt's arrival to the last token."""
+    core, _ = engine(device)
+    started, made = time.perf_counter(), 0
+    for group in [token_ids] if together else [[ids] for ids in token_ids]:
+        for ids in group:
+            core.add("", ids, sampling)
+        while core.has_work:
+            record = core.step()
+            made += len(record.result.sampled) if record else 0
+    elapsed = time.perf_counter() - started
+    core.rooms["main"].recorder.drain()
+    return made / elapsed
+
+
+def run_transformers(device: str, ids: tuple[int, ...], sampling: SamplingParams) -> float:
+    model = transformers_model(device)
+    batch = torch.tensor([ids], device=model.device)
+    n = sampling.max_tokens
+    started = time.perf_counter()
+    with torch.inference_mode():
+        out = model.generate(batch, attention_mask=torch.ones_like(batch), max_new_tokens=n, min_new_tokens=n, do_sample=False, pad_token_id=0)
+    return (out.shape[1] - len(ids)) / (time.perf_counter() - started)
+
+
+def batch1(report: Report, args: argparse.Namespace) -> None:
+    """Batch 1: our engine over transformers' generate, alternating."""
+    device = settle_source(ModelSource(device=args.device)).device
+    ids = prompts(1, device)
+    warm = replace(ENDLESS, max_tokens=8)
+    run_engine(device, ids, warm, True), run_transformers(device, ids[0], warm)
+    ours, theirs = [], []
+    for _ in range(5):
+        ours.append(run_engine(device, ids, ENDLESS, True))
+        theirs.append(run_transformers(device, ids[0], ENDLESS))
+    peer = sorted(theirs)[len(theirs) // 2]
+    report.add(f"{device}_batch1_tps", ours, "tok/s", peers={"transformers generate": peer}, note=f"{ENDLESS.max_tokens} new tokens")
+    ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
+    report.add(f"{device}_batch1_vs_transformers", ratios, "×", target=1.0, note="paired runs in one process")
+
+
+def batch8(report: Report, args: argparse.Namespace) -> None:
+    """Eight requests at once over one after the other."""
+    device = settle_source(ModelSource(device=args.device)).device
+    ids, sampling = prompts(8, device), replace(ENDLESS, max_tokens=48)
+    run_engine(device, ids, replace(ENDLESS, max_tokens=8), True)
+    together, serial = [], []
+    for _ in range(3):
+        together.append(run_engine(device, ids, sampling, True))
+        serial.append(run_engine(device, ids, sampling, False))
+    report.add(f"{device}_batch8_tps", together, "tok/s", peers={"one by one": sorted(serial)[1]})
+    report.add(f"{device}_batch8_vs_serial", [a / b for a, b in zip(together, serial, strict=True)], "×", target=2.0)
+
+
+def tracing(report: Report, args: argparse.Namespace) -> None:
+    """Recording on against off: alternating segments of the same running batch, paired."""
+    device = settle_source(ModelSource(device=args.device)).device
+    core, _ = engine(device)
+    for count, name in ((1, f"tracing_overhead_{device}_pct"), (8, f"tracing_overhead_{device}_b8_pct")):
+        report.add(
+            name, paired_overhead(core, prompts(count, device)), "%", higher_is_better=False, target=3.0,
+            note="median over pairs of neighbouring segments, order alternating; on: records packed and drained as for a page",
+        )  # fmt: skip
+
+
+def paired_overhead(core: EngineCore, token_ids: list[tuple[int, ...]], pairs: int = 20, steps: int = 12) -> list[float]:
+    """Percent that tracing adds, one figure a pair of segments. Batch membership never changes between them."""
+    room = core.rooms["main"]
+    for ids in token_ids:
+        core.add("", ids, replace(ENDLESS, max_tokens=2 * pairs * steps + 2 * steps))
+    for _ in range(steps):
+        core.step()
+    differences = []
+    for pair in range(pairs):
+        times = {}
+        for on in (True, False) if pair % 2 else (False, True):
+            core.config = replace(core.config, tracing=on)
+            room.recorder = Recorder()
+            started = time.perf_counter()
+            for _ in range(steps):
+                core.step()
+            if on:
+                room.recorder.drain()
+            times[on] = time.perf_counter() - started
+        differences.append(100 * (times[True] / times[False] - 1))
+    for seq in list(room.scheduler.running):
+        core.abort(seq.request.request_id)
+    while core.has_work:
+        core.step()
+    core.config = replace(core.config, tracing=True)
+    return differences
+
+
+ITEMS = {"batch1": batch1, "batch8": batch8, "tracing": tracing}
+
+if __name__ == "__main__":
+    raise SystemExit(main("engine", ITEMS, lambda args: device_name(torch.device(settle_source(ModelSource(device=args.device)).device))))

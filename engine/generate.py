@@ -1,0 +1,165 @@
+"""The engine without a page: `python -m engine.generate --model M --prompt P [--prompt P2 …]`.
+
+Prompts run together, as they would on the page. Refusals are one sentence on stderr and exit code 2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from dataclasses import replace
+
+from engine.config import CacheConfig, EngineConfig, ModelSource, SchedulerConfig, with_knob
+from engine.errors import EngineError
+from engine.request import SamplingParams
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit code: 0, or 2 with a sentence."""
+    args = parser().parse_args(argv)
+    try:
+        results = generate(args)
+    except EngineError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    print_results(results, args.json)
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(prog="python -m engine.generate", description=__doc__.splitlines()[0])
+    p.add_argument("--model", help="checkpoint folder or Hub id; without it SmolLM2-135M-Instruct")
+    p.add_argument("--prompt", action="append", help="may be given several times; all run together")
+    p.add_argument("--prompts-file", help="a JSON list of prompts (\"-\": standard input)")
+    p.add_argument("--max-tokens", type=int, default=64)
+    p.add_argument("--temperature", type=float, default=0.0)
+    p.add_argument("--top-k", type=int)
+    p.add_argument("--top-p", type=float, default=1.0)
+    p.add_argument("--seed", type=int)
+    p.add_argument("--n", type=int, default=1, help="samples of each prompt")
+    p.add_argument("--stop", action="append", default=[], help="stop string; may be given several times")
+    p.add_argument("--ignore-eos", action="store_true")
+    p.add_argument("--chat", action="store_true", help="put each prompt into the model's chat template")
+    p.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
+    p.add_argument("--dtype", default="auto", choices=("auto", "float32", "float16", "bfloat16"))
+    p.add_argument("--backend", default="auto", choices=("auto", "torch", "triton"))
+    p.add_argument("--own-process", action="store_true", help="run the core in a process of its own")
+    p.add_argument("--pages", type=int, help="pages of the KV cache")
+    p.add_argument("--knob", action="append", default=[], metavar="NAME=VALUE", help="any engine knob, e.g. prefix_caching=false")
+    p.add_argument("--save", metavar="FILE", help="write a recording of the run")
+    p.add_argument("--json", action="store_true", help="print one JSON object")
+    return p
+
+
+def generate(args: argparse.Namespace) -> list[dict[str, object]]:
+    """One result a sample: prompt, token_ids, text, finish_reason. Raises EngineError on any refusal."""
+    from engine.session import Session
+
+    prompts = read_prompts(args)
+    sampling = SamplingParams(
+        args.max_tokens, args.temperature, args.top_k, args.top_p, args.seed, args.n, tuple(args.stop), (), args.ignore_eos
+    )
+    config = config_from(args)
+    config = replace(config, scheduler=replace(config.scheduler, max_num_seqs=max(config.scheduler.max_num_seqs, len(prompts) * args.n)))
+    for knob in args.knob:
+        config = with_knob(config, *parse_knob(knob))
+    session = Session(config, own_process=True if args.own_process else None).start()
+    try:
+        session.wait_ready(progress=progress_line() if sys.stderr.isatty() else None)
+        made = [session.prompt(text, sampling, chat=args.chat) for text in prompts]  # refuse before any runs
+        handles = [session.add_ids(p.prompt, p.token_ids, sampling) for p in made]
+        reasons = session.wait([i for h in handles for i in h.seq_ids], timeout=24 * 3600)
+        trace = session.trace()
+        if args.save:
+            from engine.recording import save
+
+            save(trace, args.save)
+        return [
+            {
+                "prompt": text,
+                "token_ids": trace.tokens_of(i)["token_id"].tolist(),
+                "text": trace.text_of(i),
+                "finish_reason": reasons[i].value,
+            }
+            for text, handle in zip(prompts, handles, strict=True)
+            for i in handle.seq_ids
+        ]
+    finally:
+        session.close()
+
+
+def config_from(args: argparse.Namespace) -> EngineConfig:
+    """The part of the configuration that the page's and the command line's options share."""
+    return EngineConfig(
+        source=ModelSource(args.model, args.device, args.dtype, args.backend),
+        cache=CacheConfig(num_pages=args.pages),
+        scheduler=SchedulerConfig(),
+    )
+
+
+def read_prompts(args: argparse.Namespace) -> list[str]:
+    prompts = [check_text(p) for p in args.prompt or []]
+    if args.prompts_file:
+        try:
+            data = sys.stdin.buffer.read() if args.prompts_file == "-" else _read_file(args.prompts_file)
+            listed = json.loads(data.decode("utf-8"))
+        except UnicodeDecodeError as error:
+            raise EngineError("bad_text", f"{args.prompts_file} is not valid UTF-8 (byte {error.start}).") from None
+        except ValueError:
+            raise EngineError("bad_prompts", f"{args.prompts_file} is not JSON; a list of strings is needed.") from None
+        if not isinstance(listed, list) or not all(isinstance(p, str) for p in listed):
+            raise EngineError("bad_prompts", f"{args.prompts_file} must hold a JSON list of strings.")
+        prompts += listed
+    if not prompts:
+        raise EngineError("prompt_empty", "Give at least one --prompt.")
+    return prompts
+
+
+def _read_file(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise EngineError("bad_prompts", f"{path} could not be read: {error.strerror}.") from None
+
+
+def check_text(text: str) -> str:
+    """Bytes of the command line that are no UTF-8 arrive as surrogates: refuse them."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise EngineError("bad_text", "The prompt is not valid UTF-8 text.") from None
+    return text
+
+
+def parse_knob(text: str) -> tuple[str, object]:
+    name, _, value = text.partition("=")
+    words = {"true": True, "false": False}
+    return name, words.get(value.lower(), int(value) if value.lstrip("-").isdigit() else value)
+
+
+def progress_line():
+    """Writes loading progress to stderr, one line that is overwritten."""
+
+    def show(progress) -> None:
+        done = int(progress.fraction * 24)
+        print(f"\r[{'#' * done}{'.' * (24 - done)}] {progress.text[:70]:<70}", end="" if progress.fraction < 1 else "\n", file=sys.stderr)
+
+    return show
+
+
+def print_results(results: list[dict[str, object]], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"requests": results}, ensure_ascii=False, allow_nan=False))
+        return
+    for result in results:
+        print(f"--- {result['prompt'][:60]!r} ({result['finish_reason']}, {len(result['token_ids'])} tokens)\n{result['text']}\n")
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    raise SystemExit(main())

@@ -1,0 +1,304 @@
+"""The engine's own thread: takes commands, runs rooms at their pace, works off jobs between steps, reports.
+
+The same loop runs in a thread of the page's process or in a process of its own (engine/session.py); commands
+and reports are plain data either way. Reports leave at most REPORTS_PER_S times a second, so that a fast
+engine is not slowed by who watches it.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from engine.config import EngineConfig, knob_values, with_knob
+from engine.core import EngineCore
+from engine.errors import EngineError
+from engine.jobs import Job, start_job
+from engine.request import SamplingParams
+from engine.trace import TraceDelta
+
+REPORTS_PER_S = 30.0
+IDLE_S = 0.25  # how long an idle loop sleeps before it looks round
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """`name` is a method of Loop without its `do_`; `number` comes back with the answer."""
+
+    number: int
+    name: str
+    args: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    number: int
+    value: object = None
+    error: EngineError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Loading, or a job."""
+
+    fraction: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The model is loaded. `folder` is where its tokenizer lies; `meta` goes into every Trace."""
+
+    config: EngineConfig
+    folder: object
+    meta: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What happened in a room since the last report."""
+
+    room: str
+    delta: TraceDelta
+    state: str  # "running", "paused", "idle"
+    pace: float | None
+    waiting: tuple[int, ...]
+    running: tuple[int, ...]
+    config: EngineConfig
+    job: Progress | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Died:
+    """The loop ended by a fault."""
+
+    sentence: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt of a workload script: added once the room has run `after_steps` more steps."""
+
+    prompt: str
+    token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    priority: int = 0
+    after_steps: int = 0
+
+
+@dataclass
+class _Pace:
+    """How a room runs. `credit` steps may be taken while paused; `next_at` is when the next is due."""
+
+    paused: bool = False
+    steps_per_s: float | None = None
+    credit: int = 0
+    next_at: float = 0.0
+    script: list[Prompt] = field(default_factory=list)
+    steps: int = 0
+    reported: tuple = ()
+
+
+class Loop:
+    """Drives one EngineCore.
+
+    Args:
+        core: ready to step.
+        receive: (timeout seconds) -> Command, raising queue.Empty.
+        send: takes answers and reports.
+    """
+
+    def __init__(self, core: EngineCore, receive: Callable[[float], Command | None], send: Callable[[object], None]) -> None:
+        self.core = core
+        self._receive, self._send = receive, send
+        self._paces = {name: _Pace() for name in core.rooms}
+        self._job: Job | None = None
+        self._stopping = False
+        self._report_at = 0.0
+
+    def run(self) -> None:
+        """Until told to stop. A fault outside a step ends the loop with a Died message."""
+        try:
+            while not self._stopping:
+                self._take_commands(self._sleep_time())
+                self._turn()
+                if time.monotonic() >= self._report_at:
+                    self._report()
+            self._report()
+        except Exception as error:
+            self._send(Died(f"The engine stopped: {type(error).__name__}: {error}"[:500], traceback.format_exc()))
+
+    # ---- one turn ----
+
+    def _turn(self) -> None:
+        """One step if a room may take one, and one slice of the job."""
+        if self._job is not None:
+            self._advance_job()
+        for name, room in self.core.rooms.items():
+            if room.scheduler.has_report and not self._may_step(name):
+                self.core.report(name)
+        room = self._due_room()
+        if room is None:
+            return
+        pace = self._paces[room]
+        probe = self._job.probe_for(room) if self._job is not None else None
+        record = self.core.step(room) if probe is None else self.core.step(room, probe)
+        if pace.paused:
+            pace.credit -= 1
+        if pace.steps_per_s:
+            pace.next_at = max(pace.next_at + 1 / pace.steps_per_s, time.monotonic())
+        pace.steps += 1
+        self._run_script(room, pace)
+        if record is not None and self._job is not None:
+            self._job.saw(record)
+
+    def _may_step(self, name: str) -> bool:
+        pace = self._paces[name]
+        return self.core.rooms[name].has_work and (not pace.paused or pace.credit > 0)
+
+    def _due_room(self) -> str | None:
+        now = time.monotonic()
+        for name in self.core.rooms_in_turn():
+            pace = self._paces[name]
+            if self._may_step(name) and (not pace.steps_per_s or now >= pace.next_at):
+                return name
+            if pace.credit and not self.core.rooms[name].has_work:
+                pace.credit = 0
+        return None
+
+    def _sleep_time(self) -> float:
+        """How long commands may be waited for: not at all while a room is due."""
+        now = time.monotonic()
+        waits = [IDLE_S, *([max(self._report_at - now, 0.0)] if self._unreported() else [])]
+        if self._job is not None:
+            return 0.0
+        for name in self.core.rooms:
+            if self._may_step(name):
+                pace = self._paces[name]
+                waits.append(max(pace.next_at - now, 0.0) if pace.steps_per_s else 0.0)
+        return min(waits)
+
+    def _run_script(self, room: str, pace: _Pace) -> None:
+        """Add the prompts of a workload that are due; all of them at once when nothing else is left to run."""
+        while pace.script and (pace.script[0].after_steps <= pace.steps or not self.core.rooms[room].has_work):
+            line = pace.script.pop(0)
+            self.core.add(line.prompt, line.token_ids, line.sampling, room=room, priority=line.priority)
+
+    # ---- commands ----
+
+    def _take_commands(self, timeout: float) -> None:
+        while True:
+            try:
+                command = self._receive(timeout)
+            except queue.Empty:
+                return
+            timeout = 0.0
+            if command is None:
+                self._stopping = True
+                return
+            try:
+                value = getattr(self, f"do_{command.name}")(**command.args)
+                self._send(Answer(command.number, value))
+            except EngineError as error:
+                self._send(Answer(command.number, error=error))
+            self._report_at = 0.0
+
+    def do_add(self, room: str, prompt: Prompt) -> tuple[int, str, tuple[int, ...]]:
+        """(request_id, name, seq_ids)."""
+        request, seq_ids = self.core.add(prompt.prompt, prompt.token_ids, prompt.sampling, room=room, priority=prompt.priority)
+        return request.request_id, request.name, seq_ids
+
+    def do_workload(self, room: str, prompts: tuple[Prompt, ...], knobs: Mapping[str, object]) -> None:
+        """End what runs, set the knobs, start a script."""
+        self._abort_all(room)
+        self._set_knobs(knobs)
+        pace = self._paces[room]
+        pace.steps = 0
+        pace.script = sorted(prompts, key=lambda p: p.after_steps)
+        self._run_script(room, pace)
+
+    def do_abort(self, room: str, request_id: int | None) -> bool:
+        """One request, or all of them (None)."""
+        if request_id is None:
+            return self._abort_all(room)
+        return self.core.abort(request_id, room)
+
+    def do_play(self, room: str) -> None:
+        self._paces[room].paused = False
+        self._paces[room].credit = 0
+
+    def do_pause(self, room: str) -> None:
+        self._paces[room].paused = True
+        self._paces[room].credit = 0
+
+    def do_step(self, room: str, n: int) -> None:
+        pace = self._paces[room]
+        pace.paused = True
+        pace.credit = min(pace.credit + n, 1000)
+
+    def do_pace(self, room: str, steps_per_s: float | None) -> None:
+        self._paces[room].steps_per_s = steps_per_s
+        self._paces[room].next_at = 0.0
+
+    def do_knobs(self, knobs: Mapping[str, object]) -> dict[str, object]:
+        self._set_knobs(knobs)
+        return knob_values(self.core.config)
+
+    def do_job(self, name: str, args: Mapping[str, object]) -> int:
+        """Start a job; its answer comes as an artifact in the trace. One at a time."""
+        if self._job is not None:
+            raise EngineError("job_running", f"The job “{self._job.name}” is still running.", name=self._job.name)
+        self._job = start_job(self.core, name, args)
+        return self._job.number
+
+    def do_cancel_job(self) -> bool:
+        running, self._job = self._job is not None, None
+        return running
+
+    def _abort_all(self, room: str) -> bool:
+        scheduler = self.core.rooms[room].scheduler
+        self._paces[room].script.clear()
+        found = {s.request.request_id for s in (*scheduler.running, *scheduler.waiting)}
+        for request_id in found:
+            self.core.abort(request_id, room)
+        return bool(found)
+
+    def _set_knobs(self, knobs: Mapping[str, object]) -> None:
+        config = self.core.config
+        for name, value in knobs.items():
+            config = with_knob(config, name, value)
+        if config != self.core.config:
+            self.core.reconfigure(config)
+
+    # ---- jobs and reports ----
+
+    def _advance_job(self) -> None:
+        job = self._job
+        done = job.advance()
+        for artifact in job.take_artifacts():
+            self.core.rooms["main"].recorder.artifact(artifact)
+        if done:
+            self._job = None
+            self._report_at = 0.0
+
+    def _unreported(self) -> bool:
+        return any(room.recorder.num_pending for room in self.core.rooms.values())
+
+    def _report(self) -> None:
+        self._report_at = time.monotonic() + 1 / REPORTS_PER_S
+        for name, room in self.core.rooms.items():
+            pace = self._paces[name]
+            state = "paused" if pace.paused and not pace.credit else "running" if room.has_work else "idle"
+            queue_now = tuple(s.seq_id for s in room.scheduler.waiting)
+            running = tuple(s.seq_id for s in room.scheduler.running)
+            job = Progress(self._job.fraction, self._job.text) if self._job else None
+            delta = room.recorder.drain()
+            said = (state, pace.steps_per_s, queue_now, running, self.core.config, job)
+            if delta.is_empty and said == pace.reported:
+                continue
+            pace.reported = said
+            self._send(Report(name, delta, *said))

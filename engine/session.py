@@ -1,0 +1,369 @@
+"""Session: the engine as the page and the command line hold it. Commands in, records out; never a tensor.
+
+The core runs in a thread of this process or in a process of its own behind the same methods. Everything a
+caller may touch here is plain data: prompts are tokenised on this side, refusals come back as EngineError,
+records arrive as TraceDeltas and are kept in one TraceStore a room. If the core dies, its records stay, the
+requests that it took with it end with a sentence, and restart() begins a new one whose step, sequence and
+request numbers go on.
+"""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from engine.config import EngineConfig
+from engine.errors import EngineError
+from engine.loop import Answer, Command, Died, Loop, Progress, Prompt, Ready, Report
+from engine.request import FinishReason, SamplingParams
+from engine.store import TraceStore
+from engine.tokenizer import TextTokenizer
+from engine.trace import FINISH_REASONS, TABLES, Op, StepError, Trace, TraceDelta
+
+ANSWER_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where a new core's numbering begins: after a crash it goes on where the last one stopped."""
+
+    step: int = 0
+    sequence: int = 1
+    request: int = 1
+    name: int = 0
+    text_bytes: int = 0
+    events: int = 0
+    config: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Handle:
+    """A request that was taken."""
+
+    request_id: int
+    name: str
+    seq_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What the page shows besides the trace."""
+
+    state: str  # "loading", "running", "paused", "idle", "dead"
+    pace: float | None = None
+    waiting: tuple[str, ...] = ()
+    running: tuple[str, ...] = ()
+    progress: Progress | None = None
+    sentence: str = ""  # why it is dead, or what just went wrong
+
+
+def _serve(config: EngineConfig, start: Start, receive: Callable[[float], object], send: Callable[[object], None]) -> None:
+    """Build a core and run its loop. The body of the thread or the child process."""
+    from engine.build import build_core, facts  # torch is imported here, not by whoever holds a Session
+
+    try:
+        core, loaded = build_core(config, lambda fraction, text: send(Progress(fraction, text)))
+        core.begin_at(start)
+        send(Ready(core.config, loaded.folder, facts(core, loaded)))
+    except EngineError as error:
+        send(Died(error.sentence))
+        return
+    except Exception as error:
+        send(Died(f"The engine could not start: {type(error).__name__}: {error}"[:500]))
+        return
+    Loop(core, receive, send).run()
+
+
+def _serve_process(config: EngineConfig, start: Start, inbox, outbox) -> None:
+    _serve(config, start, lambda timeout: _get(inbox, timeout), outbox.put)
+
+
+def _get(inbox, timeout: float):
+    return inbox.get_nowait() if timeout <= 0 else inbox.get(timeout=timeout)
+
+
+class Session:
+    """One engine.
+
+    Args:
+        config: need not be resolved.
+        own_process: run the core in a process of its own; None: on a GPU yes, on a CPU no.
+    """
+
+    def __init__(self, config: EngineConfig, *, own_process: bool | None = None) -> None:
+        self.config = config
+        self.meta: Mapping[str, object] = {}
+        self._own_process = own_process
+        self._tokenizer: TextTokenizer | None = None
+        self._stores: dict[str, TraceStore] = {}
+        self._reports: dict[str, Report] = {}
+        self._names: dict[int, str] = {}
+        self._alive: dict[int, int] = {}  # seq_id -> request_id
+        self._finished: dict[int, FinishReason] = {}
+        self._answers: dict[int, Future] = {}
+        self._numbers = itertools.count(1)
+        self._changed = threading.Condition()
+        self._progress: Progress | None = None
+        self._sentence = ""
+        self._state = "new"
+        self._generation = 0
+        self.version = 0
+
+    # ---- life ----
+
+    def start(self) -> Session:
+        """Begin loading; returns at once. `wait_ready` waits."""
+        self._launch(Start())
+        return self
+
+    def wait_ready(self, timeout: float = 600.0, progress: Callable[[Progress], None] | None = None) -> Session:
+        """Wait for the model. Raises EngineError "engine_dead" with the reason if it cannot be loaded."""
+        deadline, shown = time.monotonic() + timeout, None
+        with self._changed:
+            while self._state == "loading":
+                if not self._changed.wait(min(0.5, max(deadline - time.monotonic(), 0))) and time.monotonic() >= deadline:
+                    raise EngineError("load_timeout", f"The model was not ready after {timeout:.0f} seconds.", seconds=timeout)
+                if progress and self._progress is not shown and self._progress is not None:
+                    shown = self._progress
+                    progress(shown)
+        if self._state == "dead":
+            raise EngineError("engine_dead", self._sentence)
+        return self
+
+    def close(self) -> None:
+        """Stop the loop; records stay readable."""
+        if self._state in ("new", "closed"):
+            return
+        self._state = "closed"
+        self._inbox.put(None)
+        if self._worker.is_alive():
+            self._worker.join(10)
+        if self._process is not None and self._process.is_alive():
+            self._process.kill()
+
+    def restart(self) -> None:
+        """A new core after the old one died; numbering goes on, records stay."""
+        with self._changed:
+            if self._state != "dead":
+                return
+            store = self._stores.get("main")
+            trace = store.snapshot() if store else Trace()
+            start = self._bury(trace)
+        self._launch(start)
+
+    # ---- requests ----
+
+    def prompt(self, text: str, sampling: SamplingParams, *, chat: bool = False, system: str = "", priority: int = 0, after_steps: int = 0) -> Prompt:
+        """Tokenise a prompt. Raises EngineError: "prompt_empty", "prompt_too_long", "bad_text"."""
+        if not text.strip():
+            raise EngineError("prompt_empty", "The prompt is empty; type at least one character.")
+        tokenizer = self.tokenizer
+        limit = int(self.config.max_model_len or 0)
+        if limit and len(text) > 64 * limit:  # no token is that long: refuse before spending seconds on it
+            raise EngineError(
+                "prompt_too_long",
+                f"The prompt has {len(text):,} characters; this model reads at most {limit - 1:,} tokens.",
+                num_characters=len(text), limit=limit - 1,
+            )  # fmt: skip
+        if chat and tokenizer.has_chat_template:
+            messages = [*([{"role": "system", "content": system}] if system else []), {"role": "user", "content": text}]
+            ids = tokenizer.chat(messages)
+        else:
+            ids = tokenizer.encode(text)
+        return Prompt(text, tuple(ids), sampling, priority, after_steps)
+
+    def add(self, text: str, sampling: SamplingParams, *, room: str = "main", chat: bool = False, system: str = "", priority: int = 0) -> Handle:
+        """Queue a prompt. Raises EngineError when it is refused."""
+        prompt = self.prompt(text, sampling, chat=chat, system=system, priority=priority)
+        return Handle(*self.ask("add", room=room, prompt=prompt))
+
+    def add_ids(self, text: str, token_ids: Sequence[int], sampling: SamplingParams, *, room: str = "main", priority: int = 0) -> Handle:
+        """Queue token ids as they are."""
+        return Handle(*self.ask("add", room=room, prompt=Prompt(text, tuple(token_ids), sampling, priority)))
+
+    def ask(self, name: str, **args: object) -> object:
+        """Send a command and wait for its answer. Raises EngineError, also when the core is not there."""
+        if self._state != "ready":
+            sentence = self._sentence or ("The model is still loading." if self._state == "loading" else "The engine is not running.")
+            raise EngineError("engine_not_ready", sentence, state=self._state)
+        number, answer = next(self._numbers), Future()
+        self._answers[number] = answer
+        self._inbox.put(Command(number, name, args))
+        try:
+            return answer.result(ANSWER_S)
+        except TimeoutError:
+            self._answers.pop(number, None)
+            raise EngineError("no_answer", f"The engine did not answer within {ANSWER_S:.0f} seconds.", seconds=ANSWER_S) from None
+
+    def wait(self, seq_ids: Sequence[int], timeout: float = 600.0) -> dict[int, FinishReason]:
+        """Wait until these sequences have ended. Raises EngineError "engine_dead" or "timeout"."""
+        deadline = time.monotonic() + timeout
+        with self._changed:
+            while any(i not in self._finished for i in seq_ids):
+                if self._state == "dead":
+                    raise EngineError("engine_dead", self._sentence)
+                if not self._changed.wait(max(min(deadline - time.monotonic(), 1.0), 0)) and time.monotonic() >= deadline:
+                    raise EngineError("timeout", f"The answer was not complete after {timeout:.0f} seconds.", seconds=timeout)
+            return {i: self._finished[i] for i in seq_ids}
+
+    # ---- what happened ----
+
+    @property
+    def tokenizer(self) -> TextTokenizer:
+        if self._tokenizer is None:
+            raise EngineError("engine_not_ready", self._sentence or "The model is still loading.", state=self._state)
+        return self._tokenizer
+
+    @property
+    def is_ready(self) -> bool:
+        return self._state == "ready"
+
+    def trace(self, room: str = "main") -> Trace:
+        store = self._stores.get(room)
+        return store.snapshot() if store else Trace(meta=self.meta)
+
+    def status(self, room: str = "main") -> Status:
+        if self._state != "ready":
+            return Status(self._state, progress=self._progress, sentence=self._sentence)
+        report = self._reports.get(room)
+        if report is None:
+            return Status("idle")
+        names = [tuple(self._names.get(i, f"#{i}") for i in ids) for ids in (report.waiting, report.running)]
+        return Status(report.state, report.pace, *names, report.job, self._sentence)
+
+    # ---- inside: the worker and its messages ----
+
+    def _launch(self, start: Start) -> None:
+        self._state, self._sentence, self._process = "loading", "", None
+        self._generation += 1
+        generation = self._generation
+        own = self._own_process
+        if own is None:
+            own = self.config.source.device.startswith("cuda") or (self.config.source.device == "auto" and _has_gpu())
+        if own:
+            context = multiprocessing.get_context("spawn")
+            self._inbox, outbox = context.Queue(), context.Queue()
+            self._process = context.Process(target=_serve_process, args=(self.config, start, self._inbox, outbox), daemon=True, name="engine-core")
+            self._process.start()
+            body, args = self._read_process, (self._process, outbox, generation)
+        else:
+            self._inbox = inbox = queue.Queue()
+            body, args = _serve, (self.config, start, lambda timeout: _get(inbox, timeout), lambda message: self._take(message, generation))
+        self._worker = threading.Thread(target=body, args=args, daemon=True, name="engine")
+        self._worker.start()
+
+    def _read_process(self, process, outbox, generation: int) -> None:
+        while True:
+            try:
+                self._take(outbox.get(timeout=0.5), generation)
+            except queue.Empty:
+                if not process.is_alive():
+                    self._take(Died(f"The engine's process ended (exit code {process.exitcode})."), generation)
+                    return
+                if self._state == "closed" or generation != self._generation:
+                    return
+
+    def _take(self, message: object, generation: int) -> None:
+        """A message of the core, on the reader's thread."""
+        if generation != self._generation or self._state == "closed":
+            return
+        with self._changed:
+            if isinstance(message, Report):
+                self._take_report(message)
+            elif isinstance(message, Answer):
+                self._take_answer(message)
+            elif isinstance(message, Progress):
+                self._progress = message
+            elif isinstance(message, Ready):
+                self.config, self.meta = message.config, message.meta
+                self._tokenizer = TextTokenizer.from_folder(message.folder.path)
+                self._progress, self._state = None, "ready"
+            elif isinstance(message, Died) and self._state != "dead":
+                self._state, self._sentence = "dead", message.sentence
+                for answer in self._answers.values():
+                    answer.set_exception(EngineError("engine_dead", message.sentence))
+                self._answers.clear()
+            self.version += 1
+            self._changed.notify_all()
+
+    def _take_report(self, report: Report) -> None:
+        delta, room = report.delta, report.room
+        if room not in self._stores:
+            self._stores[room] = TraceStore(self.config.trace_bytes, self._tokenizer.piece, self.meta)
+        self._stores[room].apply(delta)
+        self.config, self._reports[room] = report.config, report
+        for info in delta.sequences:
+            self._names[info.seq_id] = info.name
+            self._alive[info.seq_id] = info.request_id
+        finishes = delta.tables.get("finishes")
+        for row in finishes if finishes is not None else ():
+            self._finished[int(row["seq_id"])] = FINISH_REASONS[row["reason"]]
+            self._alive.pop(int(row["seq_id"]), None)
+        if delta.errors:
+            self._sentence = delta.errors[-1].sentence
+
+    def _take_answer(self, answer: Answer) -> None:
+        future = self._answers.pop(answer.number, None)
+        if future is None:
+            return
+        if answer.error is not None:
+            future.set_exception(answer.error)
+        else:
+            future.set_result(answer.value)
+
+    # ---- inside: after a death ----
+
+    def _bury(self, trace: Trace) -> Start:
+        """End what the dead core had in hand, in the records too, and say where a new one begins."""
+        if "main" not in self._stores:
+            return Start()
+        step = (trace.last_step if trace.last_step is not None else -1) + 1
+        base = int(trace.meta.get("event_base", 0))
+        held = trace.pool_at(trace.last_step) if len(trace) else None
+        events = [] if held is None else _release_all(held)
+        last = trace.steps[-1] if len(trace) else np.zeros((), TABLES["steps"])
+        tables = {name: np.zeros(0, dtype) for name, dtype in TABLES.items()}
+        row = np.zeros(1, TABLES["steps"])
+        num_events = base + len(trace.events) + len(events)
+        for field, value in {"step_id": step, "start_us": last["start_us"], "event_end": num_events, "config": last["config"], "launch_id": step, "failed": 1}.items():
+            row[field] = value
+        tables["steps"] = row
+        tables["events"] = np.array(events, TABLES["events"])
+        reason = FINISH_REASONS.index(FinishReason.ERROR)
+        tables["finishes"] = np.array([(step, i, reason, 0) for i in self._alive], TABLES["finishes"])
+        sentence = f"{self._sentence} Its requests ended; a new engine was started."
+        self._stores["main"].apply(TraceDelta(tables, errors=(StepError(step, "core_died", sentence, tuple(self._alive)),)))
+        self._finished.update(dict.fromkeys(self._alive, FinishReason.ERROR))
+        self._alive.clear()
+        text_bytes = int(trace.meta.get("text_base", 0)) + len(trace.text_bytes)
+        requests = [info.request_id for info in trace.sequences.values()]
+        return Start(
+            step + 1, max(trace.sequences, default=0) + 1, max(requests, default=0) + 1, len(set(requests)), text_bytes, num_events,
+            len(trace.meta.get("configs", ())),
+        )  # fmt: skip
+
+
+def _release_all(pool) -> list[tuple[int, int, int, int]]:
+    """Events that empty a pool."""
+    events = [(Op.RELEASE, page, owner, index) for owner, table in pool.tables.items() for index, page in enumerate(table)]
+    events += [(Op.FREE, page, 0, 0) for page in range(1, pool.num_pages + 1) if pool.pending[page] or pool.ref_counts[page]]
+    return events + [(Op.EVICT, page, 0, 0) for page in range(1, pool.num_pages + 1) if pool.cached[page]]
+
+
+def _has_gpu() -> bool:
+    from torch import cuda
+
+    return cuda.is_available()
+
+
+def with_defaults(config: EngineConfig, **source: object) -> EngineConfig:
+    """A config with parts of its ModelSource replaced; None leaves a part alone."""
+    return replace(config, source=replace(config.source, **{k: v for k, v in source.items() if v is not None}))

@@ -1,0 +1,166 @@
+"""Where texts go: an estimate of a text's width, a sheet that refuses intersecting texts, axes in pixels.
+
+Every view draws its texts on the axes "xy", which count the panel's CSS pixels from the top left; data axes
+lie over them by their domains. So a test can check that no two texts meet and none leaves the panel. Fonts
+differ, hence the estimate is generous: 0.6 em a character, 1 em for wide ones.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+
+from engine.trace import Trace
+from viz.theme import MIN_FONT
+from viz.view import Badge, Frame, Label, ViewState
+from viz.words.catalogue import words
+
+MAX_LABELS = 40
+ADVANCE = 0.6
+LINE = 1.25  # height of a text box in em
+
+
+@lru_cache(maxsize=4096)
+def text_em(text: str) -> float:
+    """Estimated width in em."""
+    if text.isascii():
+        return ADVANCE * len(text)
+    return sum(0.0 if unicodedata.combining(c) else 1.0 if unicodedata.east_asian_width(c) in "WF" else ADVANCE for c in text)
+
+
+@lru_cache(maxsize=8192)
+def visible(text: str) -> str:
+    """One line for a person: line ends and tabs get a sign, characters that steer the text a dot."""
+    if text.isascii() and text.isprintable():
+        return text
+    signs = {"\n": "⏎", "\t": "⇥", "\r": ""}
+    return "".join(signs.get(c, c if c == "\u200d" or unicodedata.category(c) not in ("Cc", "Cf", "Cs", "Zl", "Zp") else "·") for c in text)
+
+
+class Sheet:
+    """The texts of one frame while it is laid out, on pixel axes.
+
+    Invariant: no two boxes intersect, each lies inside the panel, there are at most MAX_LABELS.
+    """
+
+    def __init__(self, state: ViewState) -> None:
+        self.width, self.height = max(state.size[0], 120), max(state.size[1], 80)
+        self.font = MIN_FONT.get(state.theme, MIN_FONT["light"])
+        self.line = round(self.font * 1.45)
+        self.advance = self.font * ADVANCE
+        self.labels: list[Label] = []
+        self._boxes: list[tuple[float, float, float, float]] = []
+
+    def span(self, text: str) -> float:
+        return text_em(text) * self.font
+
+    def fit(self, text: str, room: float) -> str:
+        """The text, shortened with an ellipsis to a width in pixels; "" if nothing fits."""
+        text = visible(text)
+        if self.span(text) <= room:
+            return text
+        most = int(room / self.advance) + 1
+        for size in range(min(most, len(text)) - 1, 0, -1):
+            cut = text[:size].rstrip() + "…"
+            if self.span(cut) <= room:
+                return cut
+        return ""
+
+    def free(self, x0: float, x1: float, y: float) -> bool:
+        half = self.font * LINE / 2
+        if x0 < -0.01 or x1 > self.width + 0.01 or y - half < -0.01 or y + half > self.height + 0.01:
+            return False
+        return not any(x0 < b[1] and b[0] < x1 and y - half < b[3] and b[2] < y + half for b in self._boxes)
+
+    def put(
+        self, text: str, x: float, y: float, color: str = "ink", *, anchor: str = "left", room: float | None = None,
+        weight: int = 400, mono: bool = False,
+    ) -> Label | None:  # fmt: skip
+        """Place a text (cut to `room` pixels) if its box is free; None if it is not, or the sheet is full."""
+        text = self.fit(text, self.width if room is None else room)
+        if not text or len(self.labels) >= MAX_LABELS:
+            return None
+        span = self.span(text)
+        x0 = x - {"left": 0.0, "center": 0.5, "right": 1.0}[anchor] * span
+        if not self.free(x0, x0 + span, y):
+            return None
+        half = self.font * LINE / 2
+        self._boxes.append((x0, x0 + span, y - half, y + half))
+        self.labels.append(Label(text, float(x), float(y), color, anchor, self.font, weight, mono=mono))
+        return self.labels[-1]
+
+    def axes(self) -> dict[str, dict[str, object]]:
+        """The pixel axes."""
+        return {"xaxis": _axis((0, self.width), (0, 1), "y"), "yaxis": _axis((self.height, 0), (0, 1), "x")}
+
+    def data_axes(
+        self, number: int, x: tuple[float, float], y: tuple[float, float], box: tuple[float, float, float, float]
+    ) -> dict[str, dict[str, object]]:
+        """Axes "x{number}y{number}" with the given ranges over the pixel box (x0, x1, y0, y1); y[0] is at y0."""
+        x0, x1, y0, y1 = box
+        wide = (x0 / self.width, x1 / self.width)
+        high = (1 - y1 / self.height, 1 - y0 / self.height)
+        return {
+            f"xaxis{number}": _axis(x, wide, f"y{number}"),
+            f"yaxis{number}": _axis((y[1], y[0]), high, f"x{number}"),
+        }
+
+
+def label_box(label: Label) -> tuple[float, float, float, float]:
+    """(x0, x1, y0, y1) of a Label on pixel axes, as the sheet and the tests count it."""
+    span = text_em(label.text) * label.size
+    x0 = label.x - {"left": 0.0, "center": 0.5, "right": 1.0}[label.anchor] * span
+    half = label.size * LINE / 2
+    return x0, x0 + span, label.y - half, label.y + half
+
+
+def _axis(ends: tuple[float, float], domain: tuple[float, float], anchor: str) -> dict[str, object]:
+    return {
+        "range": [float(ends[0]), float(ends[1])],
+        "domain": [round(min(max(d, 0.0), 1.0), 6) for d in domain],
+        "anchor": anchor,
+        "visible": False,
+        "fixedrange": True,
+    }
+
+
+def wrap(text: str, columns: int) -> list[str]:
+    """Lines of at most `columns` characters, broken at blanks where possible."""
+    lines, line = [], ""
+    for word in text.split(" "):
+        while len(word) > columns:
+            room = columns - len(line) - bool(line)
+            lines.append(f"{line} {word[:room]}".strip() if room > 0 else line)
+            word, line = word[max(room, 0) :], ""
+        if len(line) + bool(line) + len(word) > columns:
+            lines.append(line)
+            line = word
+        else:
+            line = f"{line} {word}" if line else word
+    return [*lines, line] if line or not lines else lines
+
+
+def badges(trace: Trace, state: ViewState, *own: Badge) -> tuple[Badge, ...]:
+    """The view's own badges, and "recorded" with device and date if the trace comes from a file."""
+    if trace.meta.get("source") != "recording":
+        return own
+    t = words(state.language)
+    device = trace.meta.get("device") or t("badge.recorded.nowhere")
+    date = trace.meta.get("date")
+    text = t("badge.recorded", device=visible(str(device))[:80], date=visible(str(date))[:40]) if date else visible(str(device))[:80]
+    return (*own, Badge("recorded", text))
+
+
+def message(view: str, title: str, text: str, trace: Trace, state: ViewState, own: Sequence[Badge] = ()) -> Frame:
+    """A calm frame with one sentence in the middle."""
+    sheet = Sheet(state)
+    lines = wrap(text, max(int(sheet.width * 0.9 / sheet.advance), 4))[: max(int(sheet.height / sheet.line), 1)]
+    top = sheet.height / 2 - (len(lines) - 1) * sheet.line / 2
+    for i, line in enumerate(lines):
+        sheet.put(line, sheet.width / 2, top + i * sheet.line, "muted", anchor="center")
+    return Frame(view, title, badges(trace, state, *own), sheet.axes(), labels=tuple(sheet.labels), summary=text)
+
+
+def merged(*parts: Mapping[str, Mapping[str, object]]) -> dict[str, Mapping[str, object]]:
+    return {name: axis for part in parts for name, axis in part.items()}

@@ -1,0 +1,448 @@
+"""Trace → the small arrays that several views need. Pure; reads slices, never a whole table a frame.
+
+Identity: a request's letter is its identity, its hue only helps. A hue is leased to a request from arrival to
+its end, so two requests that live together never share one; with more than six alive only the selected keep
+theirs. Memos hang on the Trace, which never changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+
+from engine.trace import Trace
+from viz.theme import NUM_REQUEST_COLORS, request_color
+
+NOBODY = -1
+
+
+# ---- who is who ----
+
+
+def live_at(trace: Trace, step: int) -> tuple[int, ...]:
+    """seq_ids that took part in a step or waited in it, those that computed first."""
+    works, waits = trace.rows("works", step, step), trace.rows("waits", step, step)
+    return tuple(dict.fromkeys((*works["seq_id"].tolist(), *waits["seq_id"].tolist())))
+
+
+def request_of(trace: Trace, seq_id: int) -> int:
+    info = trace.sequences.get(seq_id)
+    return info.request_id if info else seq_id
+
+
+def prompt_len(trace: Trace, seq_id: int) -> int:
+    info = trace.sequences.get(seq_id)
+    return info.num_prompt_tokens if info else 0
+
+
+def selected(trace: Trace, step: int | None, selection: str | None) -> tuple[int, ...]:
+    """seq_ids that a selection speaks of: "seq:3", "token:3:12", "query:3:12", "page:17" (all its owners)."""
+    kind, _, rest = (selection or "").partition(":")
+    head = rest.split(":")[0]
+    if not (head.isascii() and head.isdigit() and len(head) < 10):
+        return ()
+    if kind in ("seq", "token", "query"):
+        return (int(head),) if int(head) in trace.sequences else ()
+    if kind == "page" and step is not None:
+        return trace.pool_at(step).owners.get(int(head), ())
+    return ()
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Which hue each sequence has in one frame; None is grey."""
+
+    of_request: Mapping[int, int]
+    requests: Mapping[int, int]  # seq_id → request_id
+    coloured: frozenset[int] | None  # requests that keep their hue; None: all
+
+    def slot(self, seq_id: int) -> int | None:
+        request = self.requests.get(seq_id, seq_id)
+        if self.coloured is not None and request not in self.coloured:
+            return None
+        return self.of_request.get(request, (request - 1) % NUM_REQUEST_COLORS)
+
+    def color(self, seq_id: int) -> str:
+        return request_color(self.slot(seq_id))
+
+    def code(self, seq_id: int) -> int:
+        """0 … 5 for a hue, 6 for grey: an index into tables of paints."""
+        slot = self.slot(seq_id)
+        return NUM_REQUEST_COLORS if slot is None else slot
+
+
+def identity(trace: Trace, step: int, selection: str | None = None) -> Identity:
+    """Hues for a frame that shows `step`."""
+    return _identity(trace, live_at(trace, step), selected(trace, step, selection))
+
+
+def hues(trace: Trace, live: tuple[int, ...], selection: str | None) -> dict[int, int | None]:
+    """seq_id → hue, None for grey: the same identity for lists of requests (the stage's chips)."""
+    who = _identity(trace, live, selected(trace, None, selection))
+    return {seq_id: who.slot(seq_id) for seq_id in live}
+
+
+def _identity(trace: Trace, live: Iterable[int], chosen: Iterable[int]) -> Identity:
+    requests = {seq_id: info.request_id for seq_id, info in trace.sequences.items()}
+    crowded = len({requests.get(i, i) for i in live}) > NUM_REQUEST_COLORS
+    coloured = frozenset(requests.get(i, i) for i in chosen) if crowded else None
+    return Identity(_leased_hues(trace), requests, coloured)
+
+
+def _leased_hues(trace: Trace) -> dict[int, int]:
+    """request_id → hue: leased at arrival, given back at the end, handed on to who has waited longest."""
+    memo: dict[int, int] | None = trace.__dict__.get("_hues")
+    if memo is not None:
+        return memo
+    given: dict[int, int] = {}
+    free = list(range(NUM_REQUEST_COLORS))  # given back longest ago first
+    without: list[int] = []
+    for _, ends, request in _lives(trace):
+        if not ends:
+            without.append(request)
+        elif request in given:
+            free.append(given[request])
+        elif request in without:
+            without.remove(request)
+        while free and without:
+            request = without.pop(0)
+            liked = (request - 1) % NUM_REQUEST_COLORS
+            given[request] = free.pop(free.index(liked) if liked in free else 0)
+    trace.__dict__["_hues"] = given
+    return given
+
+
+def _lives(trace: Trace) -> list[tuple[int, int, int]]:
+    """(engine time, 0 arrives or 1 ends, request_id), in order."""
+    samples: dict[int, list[int]] = {}
+    arrival: dict[int, int] = {}
+    for seq_id, info in trace.sequences.items():
+        samples.setdefault(info.request_id, []).append(seq_id)
+        arrival[info.request_id] = info.arrival_us
+    ends: dict[int, int] = {}
+    if len(trace.finishes) and len(trace.steps):
+        at = np.searchsorted(trace.steps["step_id"], trace.finishes["step_id"]).clip(0, len(trace.steps) - 1)
+        ends = dict(zip(trace.finishes["seq_id"].tolist(), trace.steps["start_us"][at].tolist()))
+    begin = int(trace.steps["start_us"][0]) if len(trace.steps) else 0
+    alive = set(live_at(trace, trace.last_step)) if trace.last_step is not None else set()
+    events = []
+    for request, seq_ids in samples.items():
+        if all(i in ends for i in seq_ids):
+            events.append((max(ends[i] for i in seq_ids), 1, request))
+        elif arrival[request] < begin and not alive.intersection(seq_ids):
+            continue  # ended before the record begins
+        events.append((arrival[request], 0, request))
+    return sorted(events)
+
+
+# ---- batch slots over time ----
+
+
+class Cell(IntEnum):
+    """What a batch slot did in a step."""
+
+    NOTHING = 0  # no record
+    IDLE = 1
+    DECODE = 2
+    PREFILL = 3
+    RECOMPUTE = 4
+    HELD = 5  # leased, but nothing computed
+    FAILED = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A sequence's unbroken stay in one slot, clipped to the window."""
+
+    seq_id: int
+    row: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """Slots 1 … num_rows (index 0 … num_rows − 1) over steps first … first + columns − 1."""
+
+    first: int
+    cells: np.ndarray  # uint8 [num_rows, columns] of Cell
+    seqs: np.ndarray  # int32 [num_rows, columns], NOBODY where nobody is
+    runs: tuple[Run, ...]
+    num_tokens: np.ndarray  # int32 [columns]
+    num_prompt: np.ndarray  # int32 [columns]: those that read a prompt or recompute
+    budget: np.ndarray  # int32 [columns]
+
+
+def lanes(trace: Trace, first: int, last: int, columns: int) -> Lanes:
+    """The window of `columns` steps from `first`; nothing after `last` is shown."""
+    steps = trace.rows("steps", first, last)
+    works = trace.rows("works", first - 32, last)  # a stay may begin before the window
+    newest = int(steps["max_num_seqs"][-1]) if len(steps) else 1
+    num_rows = max(newest, int(works["row"].max(initial=0)), 1)
+    cells = np.zeros((num_rows, columns), np.uint8)
+    seqs = np.full((num_rows, columns), NOBODY, np.int32)
+    budget = np.zeros(columns, np.int32)
+    at = steps["step_id"] - first
+    cells[:, at] = Cell.IDLE
+    budget[at] = steps["token_budget"]
+    kinds = work_kinds(trace, works)
+    failed = steps["step_id"][steps["failed"] > 0]
+    kinds[np.isin(works["step_id"], failed)] = Cell.FAILED
+    for row, begin, end, seq_id in _held(trace, works, last):
+        at = [i for i in range(max(begin - first, 0), end - first) if cells[row - 1, i] == Cell.IDLE]
+        cells[row - 1, at], seqs[row - 1, at] = Cell.HELD, seq_id
+    inside = works["step_id"] >= first
+    works, kinds = works[inside], kinds[inside]
+    at = works["step_id"] - first
+    cells[works["row"] - 1, at] = kinds
+    seqs[works["row"] - 1, at] = works["seq_id"]
+    tokens = np.bincount(at, works["num_tokens"], columns).astype(np.int32)
+    many = (kinds == Cell.PREFILL) | (kinds == Cell.RECOMPUTE)
+    prompt = np.bincount(at[many], works["num_tokens"][many], columns).astype(np.int32)
+    return Lanes(first, cells, seqs, _runs(seqs, first), tokens, prompt, budget)
+
+
+def work_kinds(trace: Trace, works: np.ndarray) -> np.ndarray:
+    """uint8 Cell of each work: prefill, decode or recomputation."""
+    known, inverse = np.unique(works["seq_id"], return_inverse=True)
+    prompts = np.array([prompt_len(trace, int(i)) for i in known], np.int64)[inverse] if len(known) else np.zeros(0, np.int64)
+    kinds = np.where(works["start"] < prompts, Cell.PREFILL, Cell.DECODE).astype(np.uint8)
+    kinds[works["num_recomputed"] > 0] = Cell.RECOMPUTE
+    return kinds
+
+
+def _held(trace: Trace, works: np.ndarray, last: int) -> list[tuple[int, int, int, int]]:
+    """(row, first step, end step, seq_id) of gaps in which a sequence kept its slot and computed nothing."""
+    if not len(works):
+        return []
+    first = int(works["step_id"][0])
+    order = np.lexsort((works["step_id"], works["seq_id"]))
+    seq, row, step = (works[name][order] for name in ("seq_id", "row", "step_id"))
+    lost = {(int(p["seq_id"]), int(p["step_id"])) for p in trace.rows("preempts", first, last)}
+    gaps = np.flatnonzero((seq[1:] == seq[:-1]) & (row[1:] == row[:-1]) & (step[1:] > step[:-1] + 1))
+    found = [(int(row[i]), int(step[i]) + 1, int(step[i + 1]), int(seq[i])) for i in gaps]
+    waiting = set(trace.rows("waits", last, last)["seq_id"].tolist())
+    ends = np.flatnonzero(np.append(seq[1:] != seq[:-1], True))
+    found += [(int(row[i]), int(step[i]) + 1, last + 1, int(seq[i])) for i in ends if int(seq[i]) in waiting]
+    return [gap for gap in found if not any(who == gap[3] and gap[1] <= when < gap[2] for who, when in lost)]
+
+
+def _runs(seqs: np.ndarray, first: int) -> tuple[Run, ...]:
+    found = []
+    for row, line in enumerate(seqs.tolist(), 1):
+        begin = 0
+        for at in range(1, len(line) + 1):
+            if at == len(line) or line[at] != line[begin]:
+                if line[begin] != NOBODY:
+                    found.append(Run(line[begin], row, first + begin, first + at - 1))
+                begin = at
+    return tuple(found)
+
+
+def last_works(trace: Trace, step: int, seq_ids: Iterable[int]) -> dict[int, np.void]:
+    """seq_id → its newest WORK row at or before a step. Looks back in growing windows."""
+    missing, found, window = set(seq_ids), {}, 16
+    first = trace.first_step
+    while missing and first is not None:
+        rows = trace.rows("works", step - window, step)
+        rows = rows[np.isin(rows["seq_id"], list(missing))]
+        ids, at = np.unique(rows["seq_id"][::-1], return_index=True)
+        for seq_id, i in zip(ids.tolist(), at.tolist()):
+            found[seq_id] = rows[len(rows) - 1 - i]
+            missing.discard(seq_id)
+        if step - window <= first:
+            break
+        window *= 8
+    return found
+
+
+def queue(trace: Trace, step: int) -> np.ndarray:
+    """WAIT rows of those that wait without a slot, in the queue's order."""
+    waits = trace.rows("waits", step, step)
+    if not len(waits):
+        return waits
+    holders = trace.pool_at(step).tables
+    last = last_works(trace, step, waits["seq_id"].tolist())
+    keep = []
+    for row in waits:
+        seq_id = int(row["seq_id"])
+        ran = int(last[seq_id]["step_id"]) if seq_id in last else None
+        lost = ran is not None and bool(np.any(trace.rows("preempts", ran, step)["seq_id"] == seq_id))
+        keep.append(seq_id not in holders and (ran is None or lost))
+    return waits[np.array(keep)]
+
+
+# ---- pages ----
+
+
+class PageState(IntEnum):
+    FREE = 0
+    CACHED = 1  # nobody holds it, its content can be hit
+    PENDING = 2
+    HELD = 3
+
+
+MAX_STRIPES = 3
+
+
+@dataclass(frozen=True)
+class PageCells:
+    """Arrays over page ids 0 … num_pages (0, the sink, is never shown)."""
+
+    page_size: int
+    state: np.ndarray  # uint8 of PageState
+    used: np.ndarray  # int32: tokens that are there
+    owners: np.ndarray  # int32 [num_pages + 1, MAX_STRIPES], NOBODY pads
+    num_owners: np.ndarray  # int32
+    published: np.ndarray  # bool
+    tables: Mapping[int, tuple[int, ...]]
+    computed: Mapping[int, int]  # seq_id → tokens stored
+
+    @property
+    def num_pages(self) -> int:
+        return len(self.state) - 1
+
+    def count(self, state: PageState) -> int:
+        return int(np.count_nonzero(self.state[1:] == state))
+
+
+def computed_at(trace: Trace, step: int) -> dict[int, int]:
+    """seq_id → tokens whose K/V exist after a step, for those that hold pages (shared prompts included)."""
+    tables, size = trace.pool_at(step).tables, trace.page_size_at(step)
+    last = last_works(trace, step, tables)
+    found = {}
+    for seq_id, table in tables.items():
+        work = last.get(seq_id)
+        known = prompt_len(trace, seq_id) if work is None else int(work["start"]) + int(work["num_tokens"])
+        found[seq_id] = min(known, len(table) * size)
+    return found
+
+
+def page_cells(trace: Trace, step: int) -> PageCells:
+    pool, size = trace.pool_at(step), trace.page_size_at(step)
+    n = pool.num_pages + 1
+    state = np.zeros(n, np.uint8)
+    state[pool.cached] = PageState.CACHED
+    state[pool.pending] = PageState.PENDING
+    state[pool.ref_counts > 0] = PageState.HELD
+    used = np.where(state == PageState.CACHED, size, 0).astype(np.int32)
+    owners = np.full((n, MAX_STRIPES), NOBODY, np.int32)
+    num_owners = np.zeros(n, np.int32)
+    computed = computed_at(trace, step)
+    for seq_id, table in sorted(pool.tables.items()):
+        pages = np.array(table, np.int64)
+        used[pages] = np.maximum(used[pages], np.clip(computed[seq_id] - np.arange(len(pages)) * size, 0, size))
+        room = pages[num_owners[pages] < MAX_STRIPES]
+        owners[room, num_owners[room]] = seq_id
+        num_owners[pages] += 1
+    return PageCells(size, state, used, owners, num_owners, pool.cached, pool.tables, computed)
+
+
+@dataclass(frozen=True, slots=True)
+class Slab:
+    seq_id: int
+    stored: int
+    reserved: int
+
+
+@dataclass(frozen=True)
+class Padded:
+    """What a contiguous padded cache would reserve for the sequences that hold pages now.
+
+    reserved = Σ min(prompt + max_tokens, limit); waste = 1 − stored / reserved.
+    """
+
+    slabs: tuple[Slab, ...]
+    limit: int
+
+    @property
+    def stored(self) -> int:
+        return sum(s.stored for s in self.slabs)
+
+    @property
+    def reserved(self) -> int:
+        return sum(s.reserved for s in self.slabs)
+
+    @property
+    def waste(self) -> float:
+        return 1 - self.stored / self.reserved if self.reserved else 0.0
+
+
+def padded(trace: Trace, step: int, computed: Mapping[int, int] | None = None) -> Padded:
+    """`limit` is the model's longest sequence where the record knows it, and never more than the whole pool."""
+    computed = computed_at(trace, step) if computed is None else computed
+    limit = trace.num_pages_at(step) * trace.page_size_at(step) or max(computed.values(), default=0)
+    model = trace.meta.get("model")
+    lengths = (trace.meta.get("max_model_len"), model.get("max_model_len") if isinstance(model, Mapping) else None)
+    limit = min([limit, *(n for n in lengths if isinstance(n, int) and n > 0)])
+    slabs = []
+    for seq_id, stored in sorted(computed.items()):
+        info = trace.sequences.get(seq_id)
+        longest = min(info.num_prompt_tokens + info.max_tokens, limit) if info else stored
+        slabs.append(Slab(seq_id, stored, max(longest, stored)))
+    return Padded(tuple(slabs), limit)
+
+
+# ---- tokens ----
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A token of a sequence; `row` is its TOKEN row, None for the prompt."""
+
+    position: int
+    text: str
+    row: np.void | None = None
+
+    @property
+    def probability(self) -> float | None:
+        return None if self.row is None else float(np.exp(min(float(self.row["logprob"]), 0.0)))
+
+
+def newest_tokens(trace: Trace, seq_id: int, step: int, limit: int) -> np.ndarray:
+    """TOKEN rows of a sequence up to a step: at least its newest `limit` where there are so many."""
+    first, window = trace.first_step, 2 * limit
+    while first is not None:
+        rows = trace.rows("tokens", step - window, step)
+        rows = rows[rows["seq_id"] == seq_id]
+        if len(rows) >= limit or step - window <= first:
+            return rows
+        window *= 8
+    return trace.tokens[:0]
+
+
+def tail(trace: Trace, seq_id: int, step: int, limit: int) -> tuple[Token, ...]:
+    """The last `limit` tokens of a sequence, prompt included, as they were after a step."""
+    rows = newest_tokens(trace, seq_id, step, limit)[-limit:]
+    made = [Token(int(row["position"]), _piece(trace, row), row) for row in rows]
+    info = trace.sequences.get(seq_id)
+    prompt = info.prompt_token_ids if info else ()
+    room = limit - len(made)
+    if room <= 0 or (made and made[0].position > len(prompt)):
+        return tuple(made)
+    first = max(len(prompt) - room, 0)
+    return (*(Token(i, trace.token_text(prompt[i])) for i in range(first, len(prompt))), *made)
+
+
+def _piece(trace: Trace, row: np.void) -> str:
+    """A token's text; where a token is only part of a character, the text that the step made certain."""
+    text = trace.token_text(int(row["token_id"]))
+    if "\ufffd" not in text:
+        return text
+    rows = trace.rows("texts", int(row["step_id"]), int(row["step_id"]))
+    rows = rows[rows["seq_id"] == row["seq_id"]]
+    base = int(trace.meta.get("text_base", 0))
+    parts = [trace.text_bytes[int(r["offset"]) - base : int(r["offset"]) - base + int(r["num_bytes"])].tobytes() for r in rows]
+    return b"".join(parts).decode("utf-8", "replace")
+
+
+def token_ids(trace: Trace, seq_id: int, step: int) -> dict[int, int]:
+    """position → token id of everything that a sequence had after a step."""
+    info = trace.sequences.get(seq_id)
+    found = dict(enumerate(info.prompt_token_ids)) if info else {}
+    rows = trace.tokens_of(seq_id, step)
+    found.update(zip(rows["position"].tolist(), rows["token_id"].tolist()))
+    return found

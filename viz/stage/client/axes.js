@@ -1,0 +1,189 @@
+// Plotly draws axes, pans and zooms; the canvas under it follows. Nothing that changes every step is a trace.
+// Text of axes is escaped here, because Plotly reads a little HTML in it; views still keep prompts out of axes.
+const AXIS = /^[xy]axis\d*$/;
+const escapeAxis = (text) => String(text).slice(0, 200).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
+const PLOT_CONFIG = { displayModeBar: false, scrollZoom: true, doubleClick: false, responsive: false, showTips: false, displaylogo: false };
+
+function cleanAxis(axis) {
+  const clean = { ...axis };
+  if (clean.title !== undefined) clean.title = { ...(typeof clean.title === "object" ? clean.title : {}), text: escapeAxis((clean.title && clean.title.text) ?? clean.title) };
+  for (const key of ["ticktext", "categoryarray"]) if (Array.isArray(clean[key])) clean[key] = clean[key].map(escapeAxis);
+  for (const key of ["ticksuffix", "tickprefix"]) if (clean[key]) clean[key] = escapeAxis(clean[key]);
+  return clean;
+}
+
+class Axes {
+  constructor(host, look, onmove) {
+    Object.assign(this, { host, look, onmove });
+    this.div = h("div", { class: "glass-plotly" });
+    host.append(this.div);
+    this.home = {};
+    this.user = {};
+    this.shape = "";
+    this.last = "";
+    this.busy = 0;
+    this.drawn = false;
+    this.touched = 0;
+    this.holding = false;
+    this.abort = new AbortController();
+    const signal = this.abort.signal;
+    this.div.addEventListener("pointerdown", () => { this.holding = true; }, { signal, capture: true });
+    window.addEventListener("pointerup", () => { this.holding = false; }, { signal, capture: true });
+    this.div.addEventListener("wheel", () => { this.touched = performance.now(); }, { signal, capture: true, passive: true });
+  }
+
+  get zoomed() { return Object.keys(this.user).length > 0; }
+  get moving() { return this.holding || performance.now() - this.touched < 250; }
+
+  // Axes of a figure. Only ranges and ticks changed: a relayout; otherwise a react. Both leave the div in place.
+  apply(figure, force = false) {
+    if (!window.Plotly || (this.drawn && this.moving && !force)) { this.late = figure; return; }
+    this.late = null;
+    const named = Object.entries(figure.axes || {}).filter(([name]) => AXIS.test(name));
+    if (!named.length) return this.clear();
+    const [width, height] = [this.host.clientWidth, this.host.clientHeight];
+    if (width < 40 || height < 40) return;
+    const last = JSON.stringify([named, width, height, this.look.generation]);
+    if (last === this.last && !force) return;
+    this.last = last;
+    const axes = Object.fromEntries(named.map(([name, axis]) => [name, cleanAxis(axis)]));
+    for (const [name, axis] of Object.entries(axes)) {
+      this.home[name] = axis.range && axis.range.slice();
+      if (this.user[name]) axis.range = this.user[name].slice();
+    }
+    const layout = this.layout(axes, width, height);
+    const traces = this.traces(axes, figure);
+    const moving = (axis) => ({ ...axis, range: 0, tickvals: 0, ticktext: 0 });
+    const shape = JSON.stringify([Object.entries(axes).map(([n, a]) => [n, moving(a)]), traces, layout.margin, width, height, this.look.generation]);
+    this.busy++;
+    if (this.drawn && shape === this.shape && !force) {
+      const changes = {};
+      for (const [name, axis] of Object.entries(axes)) {
+        for (const key of ["range", "tickvals", "ticktext"]) if (axis[key] !== undefined) changes[`${name}.${key}`] = axis[key];
+      }
+      Plotly.relayout(this.div, changes);
+    } else if (this.drawn) {
+      Plotly.react(this.div, traces, layout, PLOT_CONFIG);
+    } else {
+      Plotly.newPlot(this.div, traces, layout, PLOT_CONFIG);
+      this.drawn = true;
+      this.div.on("plotly_relayouting", (event) => { this.moved(event); });
+      this.div.on("plotly_relayout", (event) => { if (!this.busy) this.moved(event); });
+      this.div.on("plotly_doubleclick", () => this.reset());
+    }
+    this.busy--;
+    this.shape = shape;
+    this.projections = null;
+  }
+
+  layout(axes, width, height) {
+    const { look } = this;
+    const font = { family: FAMILY, size: look.font, color: look.color("ink") };
+    const narrow = width < 560;
+    const seen = Object.entries(axes).filter(([, a]) => a.visible !== false);
+    const labelled = (letter) => seen.filter(([n, a]) => n[0] === letter && a.showticklabels !== false);
+    const longest = Math.max(0, ...labelled("y").map(([, a]) => Math.max(4, ...(a.ticktext || []).map((t) => String(t).length))));
+    const titled = (letter) => seen.some(([n, a]) => n[0] === letter && a.title && a.title.text);
+    const em = look.font / 16;
+    const margin = {
+      l: Math.round(labelled("y").length ? Math.min(longest * 8.6 * em + 14, width * 0.4) + (titled("y") ? 26 * em : 6) : titled("y") ? 30 : 10),
+      r: narrow ? 10 : 18,
+      t: 10,
+      b: Math.round(labelled("x").length ? (titled("x") ? 52 : 30) * em : titled("x") ? 30 * em : 10),
+      pad: 0,
+    };
+    const layout = {
+      width, height, margin, font, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false, hovermode: false,
+      dragmode: width < 480 ? false : "pan", uirevision: "stage",
+    };
+    for (const [name, axis] of Object.entries(axes)) {
+      const plain = {
+        zeroline: false, linecolor: look.color("control"), tickcolor: look.color("control"), color: look.color("ink"), ticks: "outside", ticklen: 5,
+        showline: true, automargin: false, tickfont: { size: look.font }, separatethousands: true, exponentformat: "SI",
+      };
+      const title = axis.title && { ...axis.title, font: { size: look.font, color: look.color("muted") }, standoff: 6 };
+      layout[name] = { ...plain, ...axis, showgrid: false, zeroline: false, ...(title ? { title } : {}) };
+    }
+    return layout;
+  }
+
+  // One invisible trace a subplot keeps its axes alive.
+  traces(axes, figure) {
+    const pairs = new Set();
+    const shortName = (name) => name.replace("axis", "");
+    for (const [name, axis] of Object.entries(axes)) {
+      const me = shortName(name);
+      const anchor = axis.anchor && axis.anchor !== "free" ? axis.anchor : me[0] === "x" ? "y" : "x";
+      pairs.add(me[0] === "x" ? me + anchor : anchor + me);
+    }
+    for (const item of [...(figure.rasters || []), ...(figure.series || [])]) pairs.add(item.axes);
+    const known = (pair) => { const m = /^(x\d*)(y\d*)$/.exec(pair); return m && axes[m[1].replace("x", "xaxis")] && axes[m[2].replace("y", "yaxis")] && m; };
+    return [...pairs].map(known).filter(Boolean).map((m) => ({ type: "scatter", mode: "lines", x: [null], y: [null], xaxis: m[1], yaxis: m[2], hoverinfo: "skip" }));
+  }
+
+  moved(event) {
+    for (const key of Object.keys(event || {})) {
+      const name = key.split(".")[0];
+      if (AXIS.test(name) && this.div._fullLayout[name]) this.user[name] = this.div._fullLayout[name].range.slice();
+    }
+    this.projections = null;
+    this.onmove();
+  }
+
+  reset() {
+    this.user = {};
+    const changes = {};
+    for (const [name, range] of Object.entries(this.home)) if (range && this.div._fullLayout[name]) changes[name + ".range"] = range.slice();
+    this.busy++;
+    if (this.drawn) Plotly.relayout(this.div, changes);
+    this.busy--;
+    this.projections = null;
+    this.onmove();
+  }
+
+  // A view was exchanged: its zoom has no meaning for the next one.
+  forget() {
+    this.user = {};
+    this.home = {};
+    this.last = this.shape = "";
+  }
+
+  clear() {
+    if (this.drawn) { Plotly.purge(this.div); this.drawn = false; this.shape = this.last = ""; }
+    this.projections = null;
+  }
+
+  // {x(v), y(v), left, top, width, height, x0, x1, y0, y1} of a subplot "x2y"; null if it has no such axes.
+  project(pair) {
+    if (!this.projections) this.projections = new Map();
+    let found = this.projections.get(pair);
+    if (found === undefined) {
+      found = this.measure(pair);
+      this.projections.set(pair, found);
+    }
+    return found;
+  }
+
+  measure(pair) {
+    const match = /^(x\d*)(y\d*)$/.exec(pair);
+    const full = this.drawn && this.div._fullLayout;
+    if (!match || !full) return null;
+    const xa = full[match[1].replace("x", "xaxis")];
+    const ya = full[match[2].replace("y", "yaxis")];
+    if (!xa || !ya || !xa.range || !ya.range || !(xa._length > 0) || !(ya._length > 0)) return null;
+    const [x0, x1] = xa.range.map(Number);
+    const [y0, y1] = ya.range.map(Number);
+    const kx = xa._length / (x1 - x0), ky = ya._length / (y1 - y0);
+    const left = xa._offset, bottom = ya._offset + ya._length;
+    const fx = xa.type === "log" ? (v) => left + (Math.log10(v) - x0) * kx : (v) => left + (v - x0) * kx;
+    const fy = ya.type === "log" ? (v) => bottom - (Math.log10(v) - y0) * ky : (v) => bottom - (v - y0) * ky;
+    const inverse = { x: (px) => { const v = (px - left) / kx + x0; return xa.type === "log" ? 10 ** v : v; }, y: (py) => { const v = (bottom - py) / ky + y0; return ya.type === "log" ? 10 ** v : v; } };
+    const ticks = (axis) => (axis._vals || []).map((t) => t.x).filter(Number.isFinite);
+    return { x: fx, y: fy, inverse, left, top: ya._offset, width: xa._length, height: ya._length, xticks: ticks(xa), yticks: ticks(ya) };
+  }
+
+  destroy() {
+    this.abort.abort();
+    if (this.drawn && window.Plotly) Plotly.purge(this.div);
+  }
+}

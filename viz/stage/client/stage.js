@@ -1,0 +1,554 @@
+// The stage: mounts the bars and panels, keeps the viewer's state, applies messages and asks for redraws.
+const STATS_KEPT = 600;
+const URL_KEYS = ["views", "step", "selection", "layer", "head", "theme"];
+
+class Stage {
+  constructor(root, options) {
+    this.root = root;
+    this.base = new URL(options.base || ".", location.href);
+    this.abort = new AbortController();
+    this.signal = this.abort.signal;
+    this.catalogue = [];
+    this.models = new Map();
+    this.status = {};
+    this.at = { following: true };
+    this.waiting = new Map();
+    this.commands = 0;
+    this.credits = 0;
+    this.online = false;
+    this.max = null;
+    this.tab = 1;
+    this.sampling = { max_tokens: 64, temperature: 0 };
+    this.stats = { updates: 0, frames: 0, latency: 0, latencies: [], drawMs: [], bytes: 0, transport: "none", reconnects: -1 };
+    this.state = { views: [], step: null, selection: null, layer: 0, head: 0, theme: "light", language: "en" };
+    this.fromUrl();
+    this.root.dataset.theme = this.state.theme;
+    this.look = new Look(root);
+    this.calm = window.matchMedia("(prefers-reduced-motion: reduce)");
+    this.frame = onFrame(() => this.drawn());
+    this.sized = later(() => this.tell(), 150);
+    this.remember = later(() => this.toUrl(), 400);
+    this.build();
+    this.fit();
+    this.listen();
+    this.loadPlotly();
+    this.link = new Link(this.base, (credit) => this.hello(credit), (header, arrays) => this.message(header, arrays), (state) => this.linked(state));
+    this.alive = setInterval(() => { if (!root.isConnected) this.destroy(); }, 1000);
+  }
+
+  // ---- building ----
+
+  build() {
+    this.header = new Header(this);
+    this.prompt = new PromptBar(this);
+    this.caption = new Caption();
+    this.transport = new Transport(this);
+    this.drawer = new Drawer(this);
+    this.panels = [new Panel(this, 0), new Panel(this, 1)];
+    this.notice = h("div", { class: "glass-notice", role: "status", hidden: true });
+    this.noticeText = h("span");
+    this.notice.append(this.noticeText, iconButton("close", WORDS.dismiss, () => this.dismiss()));
+    this.progress = h("div", { class: "glass-progress", hidden: true }, h("i"), h("span"));
+    this.empty = h("div", { class: "glass-empty", hidden: true });
+    this.keysHint = h("div", { class: "glass-click", hidden: true, text: WORDS.keysFor });
+    this.stageArea = h("div", { class: "glass-panels" }, ...this.panels.map((p) => p.root), this.empty);
+    this.body = h("div", { class: "glass-body" }, this.stageArea, this.drawer.root);
+    this.blank = h("div", { class: "glass-blank", hidden: true, "aria-label": WORDS.blank });
+    const embed = new URLSearchParams(location.search).get("embed");
+    if (embed !== null) {
+      this.root.classList.add("glass-embed");
+      if (embed) this.state.views = [embed];
+    }
+    this.root.replaceChildren(this.header.root, this.prompt.root, this.body, this.caption.root, this.transport.root, this.notice, this.progress, this.keysHint, this.blank);
+  }
+
+  listen() {
+    const on = (target, name, action, extra = {}) => target.addEventListener(name, action, { signal: this.signal, ...extra });
+    on(window, "resize", () => this.fit());
+    on(document, "keydown", (e) => this.key(e));
+    on(document, "visibilitychange", () => { if (!document.hidden) { this.redraw(); if (this.credits) this.frame(); } });
+    on(this.calm, "change", () => this.tell());
+    on(window, "blur", () => this.focusHint(), {});
+    on(window, "focus", () => { this.keysHint.hidden = true; });
+    on(this.blank, "pointerdown", () => this.toggleBlank());
+    on(this.stageArea, "touchstart", (e) => { this.swipe = e.touches.length === 1 ? [e.touches[0].clientX, e.touches[0].clientY] : null; }, { passive: true });
+    on(this.stageArea, "touchend", (e) => this.swiped(e), { passive: true });
+    if (this.state.theme !== "projector" && !stored.get("theme")) on(window.matchMedia("(prefers-color-scheme: dark)"), "change", (e) => this.setTheme(e.matches ? "dark" : "light", false));
+  }
+
+  focusHint() { if (window.self !== window.top) this.keysHint.hidden = false; }
+
+  // Locally the window decides the height; inside somebody's frame only fixed steps do, or both would grow for ever.
+  fit() {
+    let height;
+    if (window.self === window.top) {
+      const top = this.root.getBoundingClientRect().top + window.scrollY;
+      height = Math.max(window.innerHeight - Math.min(Math.max(top, 0), 200), 420);
+    } else if (this.root.classList.contains("glass-embed")) {
+      height = window.innerHeight;
+    } else {
+      const screen_ = window.screen.availHeight || 800;
+      height = screen_ >= 1000 ? 900 : screen_ >= 800 ? 720 : 600;
+    }
+    this.root.style.setProperty("--glass-height", `${Math.round(height)}px`);
+    const width = this.root.clientWidth;
+    this.phone = width > 0 && width < 700;
+    this.root.classList.toggle("glass-phone", this.phone);
+    this.root.classList.toggle("glass-stacked", !this.phone && width < 1000);
+    this.arrange();
+  }
+
+  loadPlotly() {
+    if (window.Plotly) return this.redraw();
+    const script = document.createElement("script");
+    script.src = new URL(`plotly.min.js?v=${encodeURIComponent(PLOTLY_VERSION)}`, this.base);
+    script.onload = () => { if (!this.signal.aborted) this.redraw(); };
+    script.onerror = () => this.tellNotice(WORDS.noPlotly, true);
+    document.head.append(script);
+  }
+
+  // ---- talking to the hub ----
+
+  hello(credit) {
+    this.credits = 0;
+    this.models.clear();
+    return { t: "hello", credit, room: new URLSearchParams(location.search).get("room") || "main", ...this.viewMessage() };
+  }
+
+  viewMessage() {
+    const panels = this.shown().map((p) => p.size()).filter((p) => p.view);
+    const { views, ...rest } = this.state;
+    return { state: views.length ? { ...rest, views } : rest, panels, max_fps: this.calm.matches ? 1 : 60 };
+  }
+
+  tell() {
+    if (this.online) this.link.send({ t: "view", ...this.viewMessage() });
+  }
+
+  setState(changes) {
+    Object.assign(this.state, changes);
+    this.tell();
+    this.remember();
+  }
+
+  command(name, args = {}) {
+    return new Promise((done) => {
+      if (!this.online) return done({ ok: false, code: "offline", sentence: WORDS.offline });
+      const id = ++this.commands;
+      this.waiting.set(id, done);
+      setTimeout(() => { if (this.waiting.delete(id)) done({ ok: false, code: "timeout", sentence: WORDS.offline }); }, 30000);
+      this.link.send({ t: "command", id, name, args });
+    }).then((reply) => {
+      if (!reply.ok && reply.sentence) this.tellNotice(reply.sentence, true);
+      else if (reply.sentence) this.tellNotice(reply.sentence, false);
+      return reply;
+    });
+  }
+
+  linked(state) {
+    this.online = state === "open";
+    if (this.online) this.stats.reconnects++;
+    this.header.show(this.status);
+    for (const [id, done] of this.waiting) if (!this.online) { this.waiting.delete(id); done({ ok: false, code: "offline", sentence: WORDS.offline }); }
+  }
+
+  message(header, arrays) {
+    if (header.t === "welcome") this.welcome(header);
+    else if (header.t === "reply") {
+      const done = this.waiting.get(header.id);
+      this.waiting.delete(header.id);
+      if (done) done(header.result);
+    } else if (header.t === "error") this.tellNotice(header.sentence, true);
+    else if (header.t === "frames") this.frames(header, arrays);
+  }
+
+  welcome(header) {
+    this.catalogue = header.views;
+    this.look.maps = header.theme.maps;
+    this.look.luts.clear();
+    setText(this.header.title, header.title);
+    const known = new Set(this.catalogue.map((v) => v.name));
+    const wanted = this.state.views.filter((v) => known.has(v));
+    this.state.views = wanted.length ? wanted : header.default_views;
+    this.arrange();
+    this.tell();
+  }
+
+  // ---- frames ----
+
+  frames(header, arrays) {
+    this.stats.frames++;
+    this.credits++;
+    this.stamp = header.stamp;
+    this.at = { step: header.step, first: header.first, last: header.last, following: header.following };
+    if (header.status) this.status = header.status;
+    if (header.chips) this.chipRow = header.chips;
+    if (header.caption !== undefined) this.sentence = header.caption;
+    if (header.timeline) this.transport.scrubber.take(header.timeline, arrays[header.timeline.base].data, arrays[header.timeline.base + 1].data);
+    for (const entry of header.panels || []) this.takePanel(entry, arrays);
+    if (header.fault) this.tellNotice(header.fault, true);
+    this.frame();
+  }
+
+  takePanel(entry, arrays) {
+    const model = this.models.get(entry.view) || { rasters: [], series: [] };
+    this.models.set(entry.view, model);
+    if (entry.figure) model.figure = entry.figure;
+    if (entry.items) model.items = entry.items;
+    if (entry.base !== undefined && model.figure) {
+      let at = entry.base;
+      model.rasters = model.figure.rasters.map(() => arrays[at++]);
+      model.series = model.figure.series.map((s) => ({ x: arrays[at++].data, y: arrays[at++].data, base: s.base ? arrays[at++].data : null }));
+    }
+    model.changed = true;
+  }
+
+  // On an animation frame: draw what is newest, then give the credits back.
+  drawn() {
+    const begun = performance.now();
+    this.showBars();
+    for (const panel of this.shown()) {
+      const model = this.models.get(panel.view);
+      if (!model || !model.changed) continue;
+      model.changed = false;
+      panel.update();
+      panel.draw.cancel();
+      panel.paint();
+    }
+    const { stats } = this;
+    if (this.credits) {
+      stats.updates++;
+      stats.latency = Date.now() - this.stamp;
+      keep(stats.latencies, stats.latency);
+      keep(stats.drawMs, performance.now() - begun);
+    }
+    stats.bytes = this.link.bytes;
+    stats.transport = this.link.transport;
+    for (; this.credits > 0; this.credits--) this.link.send({ t: "drawn" });
+  }
+
+  showBars() {
+    const { status, at } = this;
+    const free = status.state === "running" && (status.pace === null || status.pace === undefined || status.pace > 4);
+    this.header.show(status);
+    if (this.chipRow) this.prompt.show(this.chipRow);
+    this.prompt.hint(status.hint || WORDS.prompt);
+    if (this.sentence !== undefined) this.caption.show(this.sentence, free);
+    this.transport.show(status, at);
+    this.drawer.show(status, this.chipRow);
+    this.showSelected();
+    this.showProgress(status.progress);
+    this.showFault(status.error);
+    this.showEmpty();
+  }
+
+  showSelected() {
+    const id = this.state.selection;
+    if (this.drawer.root.hidden || !id) return;
+    for (const panel of this.shown()) {
+      const mark = panel.marks().find((m) => m[0] === id);
+      if (mark) return this.drawer.select(mark[5], mark[7]);
+    }
+    const chip = this.chipRow && this.chipRow.items.find((c) => c.id === id);
+    if (chip) this.drawer.select(`${chip.name}: ${WORDS.state[chip.state]}, ${WORDS.tokens(chip.tokens)}`, chip.prompt);
+  }
+
+  showProgress(progress) {
+    this.progress.hidden = !progress;
+    if (!progress) return;
+    this.progress.firstChild.style.width = `${100 * clamp(Number(progress.fraction) || 0, 0.02, 1)}%`;
+    setText(this.progress.lastChild, progress.text || WORDS.loading);
+  }
+
+  showFault(error) {
+    const text = error ? String(error.sentence || error.code || "") : "";
+    if (text === this.faultShown) return;
+    this.faultShown = text;
+    if (text) this.tellNotice(text, true);
+    else if (this.noticeIsFault) this.dismiss();
+    this.noticeIsFault = Boolean(text);
+  }
+
+  // Never an empty panel: a sentence and something to press.
+  showEmpty() {
+    const nothing = this.at.last === null || this.at.last === undefined;
+    const presets = this.status.presets || [];
+    const key = nothing ? JSON.stringify([this.status.state, presets]) : "";
+    if (key === this.emptyShown) return;
+    this.emptyShown = key;
+    this.empty.hidden = !nothing;
+    if (!nothing) return;
+    const text = this.status.state === "loading" ? WORDS.loading : presets.length ? WORDS.empty : WORDS.emptyPlain;
+    const buttons = presets.slice(0, 6).map((p) => h("button", { type: "button", class: "glass-button glass-text glass-big", text: p.title || p.name, onclick: () => this.command("preset", { name: p.name }) }));
+    this.empty.replaceChildren(h("p", { text }), h("div", {}, ...buttons));
+  }
+
+  tellNotice(text, isError) {
+    setText(this.noticeText, short(String(text), 600));
+    this.notice.classList.toggle("glass-bad", Boolean(isError));
+    this.notice.hidden = false;
+    this.noticeIsFault = false;
+    clearTimeout(this.noticeTimer);
+    if (!isError) this.noticeTimer = setTimeout(() => this.dismiss(), 6000);
+  }
+
+  dismiss() { this.notice.hidden = true; }
+
+  // ---- panels ----
+
+  shown() { return (this.panels || []).filter((p) => !p.root.hidden && p.view); }
+
+  // Which views are on screen: the main one, one companion (a third is its tab), or one maximised.
+  arrange() {
+    if (!this.catalogue.length) return;
+    const { views } = this.state;
+    this.tab = clamp(this.tab, 1, Math.max(views.length - 1, 1));
+    const single = this.phone || this.root.classList.contains("glass-embed");
+    if (single && this.max === null) this.max = 0;
+    if (!single && this.max !== null && this.wasSingle) this.max = null;
+    this.wasSingle = single;
+    const max = this.max !== null && views[this.max] ? this.max : null;
+    const [main, companion] = this.panels;
+    main.root.hidden = max !== null && max > 0;
+    companion.root.hidden = max === null ? views.length < 2 : max === 0;
+    if (max !== null && max > 0) this.tab = max;
+    if (views[0]) main.show(views[0], this.catalogue);
+    if (views[this.tab]) companion.show(views[this.tab], this.catalogue);
+    this.stageArea.classList.toggle("glass-one", this.shown().length < 2);
+    this.showTabs(companion, views);
+    for (const panel of this.panels) setIcon(panel.maxButton, max === null ? "max" : "min", max === null ? WORDS.maximise : WORDS.restore);
+    this.redraw();
+    this.sized();
+  }
+
+  showTabs(panel, views) {
+    const many = views.length > 2;
+    panel.tabs.hidden = !many;
+    panel.menu.hidden = false;
+    if (!many) return;
+    panel.tabs.replaceChildren(...views.slice(1).map((name, i) => {
+      const view = this.catalogue.find((v) => v.name === name);
+      const chosen = this.tab === i + 1;
+      return h("button", { type: "button", role: "tab", class: "glass-tab", "aria-selected": String(chosen), "aria-label": view ? view.title : name, title: view ? view.title : name, text: String(i + 2), onclick: () => { this.tab = i + 1; this.arrange(); this.tell(); } });
+    }));
+  }
+
+  setView(panel, name) {
+    const views = this.state.views.slice();
+    const slot = panel.index === 0 ? 0 : this.tab;
+    const other = views.indexOf(name);
+    if (other >= 0 && other !== slot) views[other] = views[slot];
+    views[slot] = name;
+    this.setState({ views });
+    this.arrange();
+  }
+
+  toggleMax(panel) {
+    const slot = panel.index === 0 ? 0 : this.tab;
+    this.max = this.max === null ? slot : null;
+    this.arrange();
+  }
+
+  swiped(event) {
+    if (!this.swipe || !this.phone) return;
+    const [dx, dy] = [event.changedTouches[0].clientX - this.swipe[0], event.changedTouches[0].clientY - this.swipe[1]];
+    if (Math.abs(dx) < 60 || Math.abs(dy) > 60) return;
+    const count = this.state.views.length;
+    this.max = clamp((this.max || 0) - Math.sign(dx), 0, count - 1);
+    this.arrange();
+  }
+
+  redraw() {
+    for (const panel of this.shown()) { if (panel.model) panel.update(); panel.draw(); }
+    if (this.transport) this.transport.scrubber.draw();
+  }
+
+  // ---- choosing, moving ----
+
+  select(id, mark = null) {
+    this.setState({ selection: id });
+    if (!id) this.drawer.select("", "");
+    else if (mark) this.drawer.select(mark[5], mark[7]);
+    if (this.chipRow) this.prompt.show(this.chipRow);
+    this.showSelected();
+    this.redraw();
+  }
+
+  inspect(text, detail) {
+    this.toggleDrawer(true);
+    this.state.selection = null;
+    this.drawer.select(text, detail);
+  }
+
+  playPause() {
+    if (this.status.state === "running" && this.at.following) return this.command("pause");
+    this.resume();
+    this.command("play");
+  }
+
+  // Someone who scrubbed and goes on: a recording continues from here, a live engine from its live edge.
+  resume() {
+    if (this.at.following) return;
+    if (this.status.live === false) this.command("seek", { step: this.state.step });
+    this.setState({ step: null });
+  }
+
+  forward() {
+    if (this.at.following || this.state.step === null) return this.command("step", { n: 1 });
+    this.seek(this.state.step + 1);
+  }
+
+  back() {
+    const from = this.state.step ?? this.at.step;
+    if (from !== null && from !== undefined) this.seek(from - 1);
+  }
+
+  seek(step) {
+    if (this.at.last === null || this.at.last === undefined) return;
+    if (this.status.live !== false && step > this.at.last) return this.goLive();
+    this.setState({ step: clamp(step, this.at.first, this.at.last) });
+  }
+
+  goLive() { this.setState({ step: null }); }
+
+  // ---- keys ----
+
+  key(event) {
+    if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return;
+    if (document.querySelector("dialog[open]") || !this.root.isConnected) return;
+    const target = event.target;
+    const inside = this.root.contains(target) || target === document.body || target === document.documentElement;
+    if (!inside) return;
+    const typing = /^(INPUT|TEXTAREA|SELECT)$/.test(target.tagName) || target.isContentEditable;
+    if (event.key === "Escape") {
+      if (!this.notice.hidden) this.dismiss();
+      if (typing || target !== document.body) target.blur();
+      return;
+    }
+    if (typing) return;
+    const button = target.tagName === "BUTTON";
+    const actions = {
+      " ": () => this.playPause(), ArrowRight: () => this.forward(), ArrowLeft: () => this.back(),
+      Home: () => this.seek(this.at.first), End: () => this.goLive(), f: () => this.goLive(),
+      i: () => this.toggleDrawer(), p: () => this.toggleProjector(), b: () => this.toggleBlank(), "?": () => this.help(),
+      1: () => this.maximise(0), 2: () => this.maximise(1), 3: () => this.maximise(2),
+      PageUp: () => this.beat(-1), PageDown: () => this.beat(1),
+    };
+    const action = actions[event.key.length === 1 ? event.key.toLowerCase() : event.key];
+    if (!action || (button && event.key === " ")) return;
+    event.preventDefault();
+    action();
+  }
+
+  // Chapters are not there yet: a clicker must do no harm.
+  beat(direction) { this.root.dispatchEvent(new CustomEvent("glass-beat", { detail: direction })); }
+
+  maximise(slot) {
+    if (!this.state.views[slot]) return;
+    this.max = this.max === slot ? null : slot;
+    this.arrange();
+  }
+
+  toggleBlank() {
+    this.blank.hidden = !this.blank.hidden;
+  }
+
+  toggleDrawer(open = this.drawer.root.hidden) {
+    this.drawer.root.hidden = !open;
+    this.header.drawer.setAttribute("aria-expanded", String(open));
+    if (open) { this.drawer.show(this.status, this.chipRow); this.showSelected(); }
+  }
+
+  toggleTheme() { this.setTheme(this.root.dataset.theme === "dark" ? "light" : "dark"); }
+  toggleProjector() { this.setTheme(this.root.dataset.theme === "projector" ? "light" : "projector"); }
+
+  setTheme(theme, keep_ = true) {
+    this.root.dataset.theme = theme;
+    if (keep_) stored.set("theme", theme);
+    this.look.read();
+    for (const panel of this.panels) panel.restyle();
+    this.transport.scrubber.draw();
+    this.setState({ theme });
+  }
+
+  help() {
+    const dialog = h("dialog", { class: "glass-dialog", "aria-label": WORDS.help, onclose: () => dialog.remove() },
+      h("h2", { text: WORDS.help }),
+      h("dl", {}, ...WORDS.keys.flatMap(([keys, what]) => [h("dt", { text: keys }), h("dd", { text: what })])),
+      h("form", { method: "dialog" }, h("button", { class: "glass-button glass-primary", text: WORDS.close })));
+    this.root.append(dialog);
+    dialog.showModal();
+  }
+
+  // ---- recordings and links ----
+
+  saveRecording() {
+    const url = new URL("recording", this.base);
+    url.searchParams.set("viewer", this.link.viewer || "");
+    const anchor = h("a", { href: url.href, download: "" });
+    anchor.click();
+  }
+
+  async openRecording(input) {
+    const file = input.files && input.files[0];
+    input.value = "";
+    if (!file) return;
+    const url = new URL("recording", this.base);
+    url.searchParams.set("viewer", this.link.viewer || "");
+    url.searchParams.set("name", file.name);
+    try {
+      const reply = await (await fetch(url, { method: "POST", body: file })).json();
+      if (reply.sentence) this.tellNotice(reply.sentence, !reply.ok);
+    } catch {
+      this.tellNotice(WORDS.offline, true);
+    }
+  }
+
+  fromUrl() {
+    const query = new URLSearchParams(location.search);
+    const wish = stored.get("theme") || (window.matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+    this.state.theme = ["light", "dark", "projector"].includes(query.get("theme")) ? query.get("theme") : wish;
+    if (query.get("views")) this.state.views = query.get("views").split(",").slice(0, 3);
+    for (const key of ["step", "layer", "head"]) if (/^\d{1,9}$/.test(query.get(key) || "")) this.state[key] = Number(query.get(key));
+    if (query.get("selection")) this.state.selection = query.get("selection").slice(0, 200);
+  }
+
+  toUrl() {
+    const url = new URL(location.href);
+    const plain = { views: "", step: null, selection: null, layer: 0, head: 0, theme: "light" };
+    for (const key of URL_KEYS) {
+      const value = key === "views" ? this.state.views.join(",") : this.state[key];
+      if (value === plain[key]) url.searchParams.delete(key); else url.searchParams.set(key, value);
+    }
+    try { history.replaceState(history.state, "", url); } catch { /* a sandboxed frame */ }
+  }
+
+  destroy() {
+    clearInterval(this.alive);
+    clearTimeout(this.noticeTimer);
+    this.abort.abort();
+    this.link.close();
+    this.frame.cancel();
+    this.sized.cancel();
+    this.remember.cancel();
+    this.caption.destroy();
+    this.transport.scrubber.destroy();
+    for (const panel of this.panels) panel.destroy();
+    this.root.replaceChildren();
+    delete this.root.glassStage;
+    if (window.glass && window.glass.stage === this) delete window.glass;
+  }
+}
+
+function keep(list, value) {
+  list.push(value);
+  if (list.length > STATS_KEPT) list.shift();
+}
+
+window.glassMount = (element, options = {}) => {
+  if (element.glassStage) return element.glassStage;
+  const stage = new Stage(element, options);
+  element.glassStage = stage;
+  window.glass = { stage, stats: stage.stats, state: stage.state, send: (name, args) => stage.command(name, args) };
+  return stage;
+};

@@ -1,0 +1,334 @@
+"""Continuous batching: who sits in which batch slot, step by step, and why do the others wait?
+
+Rows are batch slots, x is the step. A cell's colour is the request, its texture what the step did (prompt
+tokens, one token, recomputation); a finish is a dot, a preemption a cross. The waiting queue stands above with
+its reasons, the tokens of each step below against the budget. Steps after the shown one are not drawn.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from engine.trace import Trace
+from viz.layout import Sheet, badges, merged, message
+from viz.select import Cell, Identity, Lanes, Run, identity, lanes, live_at, prompt_len, queue, work_kinds
+from viz.theme import NUM_REQUEST_COLORS, request_color
+from viz.view import Ask, Badge, Frame, Mark, Paint, Raster, Series, View, ViewState
+from viz.words.caption import reason_words
+from viz.words.catalogue import Words, words
+
+WINDOWS = (24, 40, 60)  # steps in the window, as the run grows
+MIN_COLUMN = 10  # px
+MIN_ROW, MAX_ROW = 16, 60
+_HUES = [request_color(i) for i in range(NUM_REQUEST_COLORS)] + [request_color(None)]
+_KINDS = {Cell.DECODE: (None, 1.0), Cell.PREFILL: ("dots", 1.0), Cell.RECOMPUTE: ("cross", 1.0), Cell.HELD: (None, 0.3)}
+_PAINTS = (
+    *(Paint(hue, hatch=hatch, alpha=alpha) for hue in _HUES for hatch, alpha in _KINDS.values()),
+    Paint("free", hatch="diagonal"),
+    Paint("error", hatch="cross"),
+)
+_SUBROWS = 12
+_IDLE, _FAILED, _CLEAR = len(_PAINTS) - 2, len(_PAINTS) - 1, 255
+
+
+def window(trace: Trace, step: int, width: float) -> tuple[int, int]:
+    """(first step, columns): moves in jumps of a quarter, so the axes rarely change."""
+    most = max(min(WINDOWS[-1], int(width / MIN_COLUMN)), 8)
+    begin = trace.first_step or 0
+    columns = min(next((n for n in WINDOWS if step - begin < n), most), most)
+    jump = max(columns // 4, 1)
+    past = max(step - begin + 1 - columns, 0)
+    return begin + -(-past // jump) * jump, columns
+
+
+def figure(trace: Trace, state: ViewState) -> Frame:
+    step = trace.clamp(state.step)
+    t = words(state.language)
+    if step is None:
+        return message(VIEW.name, t("batching.title"), t("empty"), trace, state, (Badge("state"),))
+    return _Picture(trace, state, step).frame()
+
+
+class _Picture:
+    """One frame while it is laid out: the queue on top, slots, steps, token bars."""
+
+    def __init__(self, trace: Trace, state: ViewState, step: int) -> None:
+        self.trace, self.state, self.step = trace, state, step
+        self.t: Words = words(state.language)
+        self.sheet = Sheet(state)
+        self.who: Identity = identity(trace, step, state.selection)
+        sheet = self.sheet
+        self.left = round(sheet.advance * 8)
+        wide = sheet.width >= 75 * sheet.advance
+        self.right = sheet.width - (round(sheet.advance * 21) if wide else 12)
+        self.first, self.columns = window(trace, step, self.right - self.left)
+        self.lanes: Lanes = lanes(trace, self.first, step, self.columns)
+        self.column = (self.right - self.left) / self.columns
+        self._heights()
+
+    def _heights(self) -> None:
+        sheet, wanted = self.sheet, len(self.lanes.cells)
+        self.queue_lines = 3 if sheet.height >= 14 * sheet.line else 2
+        self.slots_top = 8 + self.queue_lines * sheet.line + 8
+        bars = max(round(sheet.height * 0.16), 2 * sheet.line)
+        bottom = sheet.height - 10 - bars - sheet.line - 12  # of the slots: ticks and bars follow
+        self.row = float(np.clip((bottom - self.slots_top) / wanted, MIN_ROW, MAX_ROW))
+        fits = max(int((bottom - self.slots_top) / self.row), 1)
+        self.rows = wanted if wanted <= fits else max(fits - 1, 1)
+        self.slots_bottom = self.slots_top + self.rows * self.row
+        self.ticks_y = self.slots_bottom + (self.row if self.rows < wanted else 0) + 4 + sheet.line / 2
+        self.bars_top, self.bars_bottom = self.ticks_y + sheet.line / 2 + 6, sheet.height - 10
+
+    def x(self, step: float) -> float:
+        """Pixel of a step's left edge."""
+        return self.left + (step - self.first) * self.column
+
+    def y(self, row: float) -> float:
+        """Pixel of the middle of a slot."""
+        return self.slots_top + (row - 0.5) * self.row
+
+    def frame(self) -> Frame:
+        sheet, ends = self.sheet, (self.first - 0.5, self.first + self.columns - 0.5)
+        most = float(max(self.lanes.budget.max(initial=1), self.lanes.num_tokens.max(initial=1), 1)) * 1.08
+        axes = merged(
+            sheet.axes(),
+            sheet.data_axes(2, ends, (0.5, self.rows + 0.5), (self.left, self.right, self.slots_top, self.slots_bottom)),
+            sheet.data_axes(3, ends, (most, 0), (self.left, self.right, self.bars_top, self.bars_bottom)),
+        )
+        marks = (*self._queue(), *self._slots(), *self._ticks(most))
+        return Frame(
+            VIEW.name,
+            self.t("batching.title"),
+            badges(self.trace, self.state, Badge("state")),
+            axes,
+            rasters=(self._raster(),),
+            series=(*self._bars(most), *self._glyphs()),
+            labels=tuple(sheet.labels),
+            marks=marks,
+            legend=self._legend(),
+        )
+
+    # ---- the queue ----
+
+    def _queue(self) -> list[Mark]:
+        sheet, waits = self.sheet, queue(self.trace, self.step)
+        if not len(waits):
+            sheet.put(self.t("batching.nobody"), 12, 8 + sheet.line / 2, "muted")
+            return []
+        shown = len(waits) if len(waits) <= self.queue_lines else self.queue_lines - 1
+        marks = []
+        for i, row in enumerate(waits[:shown]):
+            y = 8 + (i + 0.5) * sheet.line
+            text = reason_words(row, self.trace, self.state.language)
+            seq_id = int(row["seq_id"])
+            label = sheet.put(text, 20, y, room=sheet.width - 40)
+            if label is not None:
+                span = sheet.span(label.text)
+                outline = f"{self.who.color(seq_id)}-line"
+                marks.append(Mark(f"seq:{seq_id}", 12, 28 + span, y - sheet.line / 2 + 1, y + sheet.line / 2 - 1, text, outline))
+        if shown < len(waits):
+            sheet.put(self.t("batching.more_wait", n=len(waits) - shown), 20, 8 + (shown + 0.5) * sheet.line, "muted")
+        return marks
+
+    # ---- slots ----
+
+    def _raster(self) -> Raster:
+        cells, seqs = self.lanes.cells[: self.rows], self.lanes.seqs[: self.rows]
+        known, inverse = np.unique(seqs, return_inverse=True)
+        hue = np.array([self.who.code(int(i)) for i in known], np.int64)[inverse.reshape(seqs.shape)]
+        kind = np.zeros(len(Cell), np.int64)
+        kind[list(_KINDS)] = range(len(_KINDS))
+        values = hue * len(_KINDS) + kind[cells]
+        values[cells == Cell.IDLE], values[cells == Cell.FAILED], values[cells == Cell.NOTHING] = _IDLE, _FAILED, _CLEAR
+        lines = np.repeat(values.astype(np.uint8), _SUBROWS, 0)
+        lines[0::_SUBROWS] = lines[_SUBROWS - 1 :: _SUBROWS] = _CLEAR  # a gap between slots
+        half = 0.5
+        return Raster("slots", lines, self.first - half, self.first + self.columns - half, half, self.rows + half, _PAINTS, axes="x2y2")
+
+    def _slots(self) -> list[Mark]:
+        """Letters, names of slots, what each does now; a mark a stay."""
+        sheet, t, step = self.sheet, self.t, self.step
+        now = {int(w["row"]): w for w in self.trace.rows("works", step, step)}
+        held = {r.row: r.seq_id for r in self.lanes.runs if r.last == step}
+        every = max(int(np.ceil(sheet.font * 1.3 / self.row)), 1)
+        for row in range(1, self.rows + 1):
+            if (row - 1) % every == 0:
+                sheet.put(t("batching.slot", n=row), self.left - 8, self.y(row), "muted", anchor="right")
+        if self.rows < len(self.lanes.cells):
+            hidden = len(self.lanes.cells) - self.rows
+            sheet.put(t("batching.more_slots", n=hidden), self.left - 8, self.y(self.rows + 1), "muted", anchor="right")
+        if self.right < sheet.width - 20:
+            for row in range(1, self.rows + 1):
+                text = self._now(now.get(row), held.get(row))
+                sheet.put(text, self.right + 12, self.y(row), room=sheet.width - self.right - 16)
+        marks = []
+        for run in self.lanes.runs:
+            if run.row > self.rows:
+                continue
+            name, color = self.trace.name(run.seq_id), self.who.color(run.seq_id)
+            text = t("batching.mark.run", who=name, row=run.row, first=run.first, last=run.last)
+            y0, y1 = run.row - 0.5 + 1 / _SUBROWS, run.row + 0.5 - 1 / _SUBROWS
+            marks.append(Mark(f"seq:{run.seq_id}", run.first - 0.5, run.last + 0.5, y0, y1, text, f"{color}-line", axes="x2y2"))
+        for run in sorted(self.lanes.runs, key=lambda r: (-r.last, r.first - r.last)):
+            if run.row <= self.rows and len(sheet.labels) < 32:
+                self._letter(run)
+        return marks
+
+    def _letter(self, run: Run) -> None:
+        """The name on a stay that is wide enough: after its prompt (plain colour reads better) if there is room."""
+        name, sheet = self.trace.name(run.seq_id), self.sheet
+        x0, x1 = self.x(run.first), self.x(run.last + 1)
+        did = self.lanes.cells[run.row - 1, run.first - self.first : run.last + 1 - self.first]
+        plain = np.flatnonzero((did == Cell.DECODE) | (did == Cell.HELD))
+        after = self.x(run.first + int(plain[0])) if len(plain) else x1
+        at = after if x1 - after >= sheet.span(name) + 20 else x0
+        if x1 - x0 >= sheet.span(name) + 2:
+            color = f"on-{self.who.color(run.seq_id)}"
+            sheet.put(name, min(at + 6, x1 - sheet.span(name) - 1), self.y(run.row), color, weight=700, room=x1 - x0)
+
+    def _now(self, work: np.void | None, held: int | None) -> str:
+        t = self.t
+        if self.trace.step(self.step).step["failed"] and work is not None:
+            return t("batching.now.failed")
+        if work is None:
+            return t("batching.now.idle") if held is None else t("batching.now.held", who=self.trace.name(held))
+        seq_id = int(work["seq_id"])
+        info, end = self.trace.sequences.get(seq_id), int(work["start"]) + int(work["num_tokens"])
+        who, prompt = self.trace.name(seq_id), prompt_len(self.trace, seq_id)
+        if work["num_recomputed"]:
+            return t("batching.now.recompute", who=who, n=int(work["num_recomputed"]))
+        if end < prompt:
+            return t("batching.now.prompt", who=who, done=end, total=prompt)
+        return t("batching.now.token", who=who, n=end - prompt + 1, total=info.max_tokens if info else 0)
+
+    def _glyphs(self) -> list[Series]:
+        """Finishes and preemptions, at the end of the stay that they end."""
+        trace, last = self.trace, self.step
+        ends = {}
+        for run in self.lanes.runs:
+            ends.setdefault(run.seq_id, []).append(run)
+        found: dict[str, list[tuple[float, float]]] = {"finishes": [], "preempts": []}
+        for table, places in found.items():
+            for event in trace.rows(table, self.first, last):
+                before = [r for r in ends.get(int(event["seq_id"]), ()) if r.last <= event["step_id"] and r.row <= self.rows]
+                if before:
+                    run = max(before, key=lambda r: r.last)
+                    places.append((run.last + 0.5 - 8 / self.column, run.row))
+        made = []
+        for table, symbol, paint in (("finishes", "circle", Paint("ink")), ("preempts", "x", Paint("error"))):
+            at = np.array(found[table], np.float32).reshape(-1, 2)
+            made.append(Series(table, at[:, 0].copy(), at[:, 1].copy(), "markers", paint, 11.0, axes="x2y2", symbol=symbol))
+        return made
+
+    # ---- steps and tokens ----
+
+    def _ticks(self, most: float) -> list[Mark]:
+        sheet, t, step = self.sheet, self.t, self.step
+        sheet.put(t("step", step=step), self.x(step + 0.5), self.ticks_y, "ink", anchor="center", weight=700) or sheet.put(
+            t("step", step=step), self.x(step + 1), self.ticks_y, "ink", anchor="right", weight=700
+        )
+        gap = next((n for n in (5, 10, 20, 50) if n * self.column >= 5 * sheet.advance), 100)
+        for at in range(-(-self.first // gap) * gap, self.first + self.columns, gap):
+            sheet.put(f"{at:,}", self.x(at + 0.5), self.ticks_y, "muted", anchor="center")
+        budget = int(self.trace.step(step).step["token_budget"])
+        used = int(self.lanes.num_tokens[step - self.first])
+        middle = (self.bars_top + self.bars_bottom) / 2
+        at_budget = self.bars_bottom - (self.bars_bottom - self.bars_top) * budget / most
+        sheet.put(f"{budget:,}", self.left - 8, max(at_budget, self.bars_top + 2), "muted", anchor="right")
+        sheet.put(t("batching.tokens"), self.left - 8, max(middle, at_budget + sheet.font * 1.4), "muted", anchor="right")
+        text, key = t("batching.used", n=used, budget=budget), f"● {t('batching.finished')}  × {t('batching.preempted')}"
+        if self.right < sheet.width - 20:
+            room = sheet.width - self.right - 16
+            sheet.put(f"{text} {t('batching.tokens')}", self.right + 12, self.bars_top + sheet.font, room=room)
+            for i, part in enumerate(key.split("  ")):
+                sheet.put(part, self.right + 12, self.bars_bottom - sheet.font * 0.7 - (1 - i) * sheet.line, "muted", room=room)
+        else:
+            at = self.x(step) - 6 if step - self.first > self.columns / 2 else self.x(step + 1) + 6
+            anchor = "right" if step - self.first > self.columns / 2 else "left"
+            sheet.put(text, at, self.bars_top + sheet.font * 1.1, anchor=anchor)
+            sheet.put(key, self.right, 8 + (self.queue_lines - 0.5) * sheet.line, "muted", anchor="right")
+        marks = []
+        for i in np.flatnonzero(self.lanes.cells[0] != Cell.NOTHING).tolist():
+            at = self.first + i
+            said = t("batching.mark.step", step=at, n=int(self.lanes.num_tokens[i]), budget=int(self.lanes.budget[i]))
+            marks.append(Mark(f"step:{at}", at - 0.5, at + 0.5, 0, most, said, "ink" if at == step else None, axes="x3y3"))
+        return marks
+
+    def _bars(self, most: float) -> list[Series]:
+        x = np.arange(self.first, self.first + self.columns, dtype=np.float32)
+        prompt = self.lanes.num_prompt.astype(np.float32)
+        rest = self.lanes.num_tokens.astype(np.float32) - prompt
+        known = self.lanes.cells[0] != Cell.NOTHING
+        budget = np.where(known, self.lanes.budget, np.nan).astype(np.float32)
+        return [
+            Series("one token", x, rest, "bars", Paint("muted"), 0.8, np.zeros_like(rest), "x3y3"),
+            Series("prompt tokens", x, rest + prompt, "bars", Paint("muted", hatch="dots", alpha=0.6), 0.8, rest, "x3y3"),
+            Series("budget", x, budget, "line", Paint("ink"), 1.5, axes="x3y3"),
+        ]
+
+    def _legend(self) -> tuple[Paint, ...]:
+        paints = [
+            Paint("request-other", self.t(f"batching.legend.{kind.name.lower()}"), hatch, alpha) for kind, (hatch, alpha) in _KINDS.items()
+        ]
+        return (*paints, Paint("free", self.t("batching.legend.idle"), "diagonal"))
+
+
+def summary(trace: Trace, state: ViewState) -> str:
+    step, t = trace.clamp(state.step), words(state.language)
+    if step is None:
+        return t("empty")
+    found = trace.rows("works", step, step)
+    rows = int(trace.step(step).step["max_num_seqs"])
+    waiting = [reason_words(w, trace, state.language) for w in queue(trace, step)[:3]]
+    names = t.names([trace.name(int(i)) for i in found["seq_id"]], 8) or t("nobody")
+    said = "; ".join(waiting) + "." if waiting else t("batching.nobody")
+    return t("batching.summary", busy=len(found), rows=rows, step=step, who=names, waiting=said)
+
+
+# ---- asks ----
+
+
+def _in_slot_one(trace: Trace, state: ViewState) -> str:
+    works = trace.rows("works", trace.clamp(state.step), trace.clamp(state.step))
+    return next((trace.name(int(w["seq_id"])) for w in works if w["row"] == 1), "none")
+
+
+def _most_tokens(trace: Trace, state: ViewState) -> str:
+    step = trace.clamp(state.step)
+    works = trace.rows("works", step, step)
+    return str(int(works["num_tokens"].sum()))
+
+
+def _first_waiting(trace: Trace, state: ViewState) -> str:
+    waits = queue(trace, trace.clamp(state.step))
+    return trace.name(int(waits[0]["seq_id"])) if len(waits) else "nobody"
+
+
+def _idle_slots(trace: Trace, state: ViewState) -> str:
+    step = trace.clamp(state.step)
+    waiting = {int(w["seq_id"]) for w in queue(trace, step)}
+    return str(int(trace.step(step).step["max_num_seqs"]) - sum(i not in waiting for i in live_at(trace, step)))
+
+
+def _reading_prompt(trace: Trace, state: ViewState) -> str:
+    step = trace.clamp(state.step)
+    works = trace.rows("works", step, step)
+    kinds = work_kinds(trace, works)
+    return str(int(np.count_nonzero(kinds == Cell.PREFILL)))
+
+
+VIEW = View(
+    name="batching",
+    title="Continuous batching",
+    question="Who sits in which batch slot, step by step, and why do the others wait?",
+    figure=figure,
+    summary=summary,
+    asks=(
+        Ask("Which request sits in slot 1 at the step shown (none if idle)?", _in_slot_one),
+        Ask("How many batch slots are idle at the step shown?", _idle_slots),
+        Ask("How many tokens were computed in the step shown?", _most_tokens),
+        Ask("Which request is first in the waiting queue (nobody if it is empty)?", _first_waiting),
+        Ask("How many requests read prompt tokens (prefill) in the step shown?", _reading_prompt),
+    ),
+    order=10,
+)

@@ -1,0 +1,59 @@
+"""How a catalogue of words is read. A language is one file of this folder (en.py) that declares WORDS.
+
+WORDS maps a key to a template, or to (one, many): then the field `n` chooses. The file may also define ordinal(n). Templates use str.format; the
+values that go in are never parsed, so a hostile name stays literal. A key that a language lacks is said in
+English. Knows nothing of traces; caption.py makes sentences of them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+
+Template = str | tuple[str, str]
+FALLBACK = "en"
+
+
+class Words:
+    """words("blocks", n=3) → "3 blocks"."""
+
+    def __init__(self, language: str, table: Mapping[str, Template], fallback: Mapping[str, Template], ordinal: Callable[[int], str]) -> None:
+        self.language = language
+        self.ordinal = ordinal
+        self._table, self._fallback = table, fallback
+
+    def __call__(self, key: str, **fields: object) -> str:
+        template = self._table.get(key, self._fallback.get(key, key))
+        if not isinstance(template, str):
+            template = template[0] if fields.get("n") == 1 else template[1]
+        return template.format(**fields)
+
+    def has(self, key: str) -> bool:
+        return key in self._table or key in self._fallback
+
+    def names(self, names: Iterable[str], most: int = 3) -> str:
+        """ "A", "A and B", "A, B and C", "A, B and 5 others"."""
+        names = [cut(name, 12) for name in names]
+        if len(names) > most:
+            names = [*names[: most - 1], self("others", n=len(names) - most + 1)]
+        if len(names) < 2:
+            return "".join(names)
+        return self("list.last", head=self("list.comma").join(names[:-1]), tail=names[-1])
+
+
+@cache
+def words(language: str) -> Words:
+    """The catalogue of a language; an unknown one is English."""
+    english = importlib.import_module(f"viz.words.{FALLBACK}")
+    name = language.split("-")[0].lower()
+    module = english
+    if name.isascii() and name.isalpha() and len(name) == 2 and importlib.util.find_spec(f"viz.words.{name}"):
+        module = importlib.import_module(f"viz.words.{name}")
+    return Words(name if module is not english else FALLBACK, module.WORDS, english.WORDS, getattr(module, "ordinal", str))
+
+
+def cut(text: str, most: int) -> str:
+    """At most `most` characters, the last one an ellipsis if something is missing."""
+    return text if len(text) <= most else text[: max(most - 1, 0)] + "…"
