@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import subprocess
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from engine.detokenizer import Detokenizer
 from engine.models.loading import LoadedModel, load_model
 from engine.ops import choose_ops
 from engine.request import Request
-from engine.runner import DTYPES, ModelRunner, layout_of
+from engine.runner import DTYPES, ModelRunner, free_bytes, layout_of
 
 
 def settle_source(source: ModelSource) -> ModelSource:
@@ -48,13 +47,6 @@ def build_core(config: EngineConfig, progress: Callable[[float, str], None] = la
 def text_maker(loaded: LoadedModel) -> Callable[[Request], Detokenizer]:
     """A detokeniser for each sample of a request."""
     return lambda request: Detokenizer(loaded.tokenizer, request.prompt_token_ids, request.sampling.stop)
-
-
-def free_bytes(device: torch.device) -> int:
-    """Memory that the arena may take: most of a GPU's, half of a CPU's."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0] * 0.85)
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
 def facts(core: EngineCore, loaded: LoadedModel) -> dict[str, object]:

@@ -142,15 +142,18 @@ class EngineCore:
         return any(room.has_work for room in self.rooms.values())
 
     def reconfigure(self, config: EngineConfig) -> None:
-        """Take new knobs between steps. A new page geometry or cache mode flushes: running sequences recompute."""
+        """Take new knobs between steps. A new page geometry or cache mode flushes: running sequences recompute.
+
+        Raises EngineError "pool_too_large"; then nothing has changed.
+        """
         for room in self.rooms.values():
             while room.flying:
                 self._settle(room, room.flying.popleft())
+        self.runner.configure(config)  # refuses before anything has changed
         old, self.config = self.config.cache, config
         flush = (old.page_size, old.num_pages, old.mode) != (config.cache.page_size, config.cache.num_pages, config.cache.mode)
         if flush:
             self.arena = Arena(config.cache.num_pages)
-        self.runner.configure(config)
         for room in self.rooms.values():
             pool = None
             if flush:

@@ -6,6 +6,7 @@ done by the time run() returns, and settle() is a formality; the callers cannot 
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +16,7 @@ from engine.attention.full import FullAttention, bytes_per_token
 from engine.batch import HostBatch, to_device
 from engine.cache import KVLayout, full_layout
 from engine.config import EngineConfig, ModelConfig
+from engine.errors import EngineError
 from engine.models.base import Model
 from engine.ops import Ops
 from engine.plan import Sampled, StepResult
@@ -27,6 +29,20 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 def layout_of(config: ModelConfig, page_size: int, dtype: str) -> KVLayout:
     """How the arena is cut for a model."""
     return full_layout(config.num_layers, bytes_per_token(config, DTYPES[dtype].itemsize), page_size)
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that the arena may take: most of a GPU's, half of a CPU's."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0] * 0.85)
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+
+
+def check_memory(wanted: int, free: int) -> None:
+    """Raises EngineError "pool_too_large"."""
+    if wanted > free:
+        sentence = f"A cache of {wanted / 2**20:,.0f} MiB was asked for, but only {free / 2**20:,.0f} MiB may be used here."
+        raise EngineError("pool_too_large", sentence, wanted=wanted, free=free)
 
 
 @dataclass(frozen=True)
@@ -65,16 +81,22 @@ class ModelRunner:
         self.ops = ops
         self.device = torch.device(config.source.device)
         self.last_token = torch.zeros(257, dtype=torch.int64, device=self.device)
+        self.arena: torch.Tensor | None = None
         self.configure(config)
 
     def configure(self, config: EngineConfig) -> None:
-        """Cut a new arena if its shape changed. Everything in it is lost; nothing may be in flight."""
-        self.config = config
+        """Cut a new arena if its shape changed. Everything in it is lost; nothing may be in flight.
+
+        Raises EngineError "pool_too_large" and keeps the old one.
+        """
         layout = layout_of(self.model.config, config.cache.page_size, config.source.dtype)
         shape = (config.cache.num_pages + 1, layout.page_bytes)  # page 0 is the sink
-        if getattr(self, "arena", None) is None or self.arena.shape != shape:
+        if self.arena is None or self.arena.shape != shape:
+            kept = 0 if self.arena is None else self.arena.nbytes
+            check_memory(shape[0] * shape[1], free_bytes(self.device) + kept)
             self.arena = None  # free the old one first
             self.arena = torch.zeros(shape, dtype=torch.uint8, device=self.device)
+        self.config = config
         self.attention = FullAttention(self.model.config, self.arena, config.cache.page_size, DTYPES[config.source.dtype], self.ops)
 
     @torch.inference_mode()

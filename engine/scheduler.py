@@ -445,6 +445,8 @@ class Scheduler:
         rest = seq.text.flush()
         if rest:
             self._texts.append(TextPiece(seq.seq_id, rest))
+        if reason is FinishReason.LENGTH and seq.text.stopped:  # a stop string that only the end made certain
+            reason = FinishReason.STOP
         num_pages = self.pool.release(seq.seq_id, seq.last_step)
         if seq.status is Status.RUNNING:
             self._leave_running(seq)

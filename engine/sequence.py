@@ -28,6 +28,8 @@ class Status(Enum):
 class TextStream(Protocol):
     """What the scheduler needs of a detokeniser (engine/detokenizer.py)."""
 
+    stopped: bool  # a stop string was met
+
     def push(self, token_id: int) -> tuple[str, bool]:
         """(text that became certain, whether a stop string was met)."""
 

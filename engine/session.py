@@ -189,7 +189,7 @@ class Session:
         """Queue token ids as they are."""
         return Handle(*self.ask("add", room=room, prompt=Prompt(text, tuple(token_ids), sampling, priority)))
 
-    def ask(self, name: str, **args: object) -> object:
+    def ask(self, name: str, /, **args: object) -> object:
         """Send a command and wait for its answer. Raises EngineError, also when the core is not there."""
         if self._state != "ready":
             sentence = self._sentence or ("The model is still loading." if self._state == "loading" else "The engine is not running.")
@@ -284,7 +284,7 @@ class Session:
                 self._progress = message
             elif isinstance(message, Ready):
                 self.config, self.meta = message.config, message.meta
-                self._tokenizer = TextTokenizer.from_folder(message.folder.path)
+                self._tokenizer = TextTokenizer.load(message.folder.path)
                 self._progress, self._state = None, "ready"
             elif isinstance(message, Died) and self._state != "dead":
                 self._state, self._sentence = "dead", message.sentence

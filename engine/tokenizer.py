@@ -78,9 +78,7 @@ class TextTokenizer:
         try:
             if (folder / "tokenizer.json").is_file() and _adds_nothing(settings):
                 return cls(Tokenizer.from_file(str(folder / "tokenizer.json")), folder)
-            from transformers import AutoTokenizer
-
-            return cls(AutoTokenizer.from_pretrained(str(folder), local_files_only=True).backend_tokenizer, folder)
+            return cls(_auto(folder).backend_tokenizer, folder)
         except Exception as error:  # the Rust side raises bare Exception, transformers many kinds
             reason = "is missing" if not (folder / "tokenizer.json").is_file() else "cannot be read"
             raise EngineError(
@@ -127,9 +125,7 @@ class TextTokenizer:
 
     @cached_property
     def _templates(self):
-        from transformers import AutoTokenizer
-
-        return AutoTokenizer.from_pretrained(str(self.folder), local_files_only=True)
+        return _auto(self.folder)
 
     def token(self, token_id: int) -> str | None:
         """The token as the vocabulary spells it; None outside the vocabulary."""
@@ -174,6 +170,13 @@ def check_text(text: str) -> None:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise EngineError("bad_text", f"The text is not valid Unicode at character {error.start}.", position=error.start) from None
+
+
+def _auto(folder: Path):
+    """transformers' tokenizer of a folder. Code that a checkpoint brings is never run."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
 
 
 def _settings(folder: Path) -> dict:

@@ -96,10 +96,12 @@ class FakeText:
 
     def __init__(self, request: Request) -> None:
         self.stop = set(request.sampling.stop)
+        self.stopped = False
 
     def push(self, token_id: int) -> tuple[str, bool]:
         word = piece(token_id)
-        return ("", True) if word.strip() in self.stop else (word, False)
+        self.stopped = self.stopped or word.strip() in self.stop
+        return ("", True) if self.stopped else (word, False)
 
     def flush(self) -> str:
         return ""

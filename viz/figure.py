@@ -24,6 +24,8 @@ _CELL_PATTERN = {"diagonal": "line-ne", "cross": "x-thin", "dots": "circle"}
 _MAX_HATCHED = 3000
 FONT = "Inter, Segoe UI, Roboto, Helvetica Neue, Noto Sans, Liberation Sans, Arial, sans-serif"
 
+MONO = "DejaVu Sans Mono, Liberation Mono, Menlo, Consolas, monospace"
+
 
 def to_figure(frame: Frame, theme: str = "light", width: int = 1280, height: int = 720) -> go.Figure:
     """The frame as a figure of `width` × `height` pixels."""
@@ -42,7 +44,7 @@ def to_figure(frame: Frame, theme: str = "light", width: int = 1280, height: int
         font={"family": FONT, "size": size, "color": colors["ink"]},
         paper_bgcolor=colors["paper"],
         plot_bgcolor=colors["paper"],
-        margin={"l": 80, "r": 24, "t": round(size * 5.5), "b": 64},
+        margin=_margin(frame, size),
         legend={"orientation": "h", "x": 0, "y": 1.01, "yanchor": "bottom", "itemclick": False, "itemdoubleclick": False},
         barmode="overlay",
         shapes=_outlines(frame, colors),
@@ -54,6 +56,17 @@ def to_figure(frame: Frame, theme: str = "light", width: int = 1280, height: int
     if not frame.axes:
         figure.update_layout(xaxis={"visible": False}, yaxis={"visible": False})
     return figure
+
+
+def plot_size(width: int = 1280, height: int = 720, theme: str = "light") -> tuple[int, int]:
+    """The drawing area of a view without visible axes: render it with this ViewState.size and its pixels are the figure's."""
+    margin = _margin(None, themes.MIN_FONT.get(theme, 16))
+    return width - margin["l"] - margin["r"], height - margin["t"] - margin["b"]
+
+
+def _margin(frame: Frame | None, size: int) -> dict[str, int]:
+    bare = frame is None or all(axis.get("visible") is False for axis in frame.axes.values())
+    return {"l": 24 if bare else 80, "r": 24, "t": round(size * 5.5), "b": 24 if bare else 64}
 
 
 def to_json(frame: Frame, theme: str = "light", width: int = 1280, height: int = 720) -> str:
@@ -185,7 +198,7 @@ def _series(series: Series, theme: str) -> go.Scatter | go.Bar:
         return go.Bar(**common | {"y": series.y - base}, base=base, width=series.width, marker=marker)
     if series.kind == "markers":
         return go.Scatter(
-            mode="markers", marker={"color": color, "size": max(series.width, 5), "line": {"color": line, "width": 1.5}}, **common
+            mode="markers", marker={"symbol": series.symbol, "color": color, "size": max(series.width, 5), "line": {"color": line, "width": 1.5}}, **common
         )
     shape = {
         "color": line,
@@ -216,7 +229,7 @@ def _labels(frame: Frame, colors: Mapping[str, str], size: int) -> list[dict[str
     found = []
     for label in frame.labels:
         ink = colors.get(label.color, colors["ink"])
-        font = {"size": max(label.size, size), "color": ink, "weight": label.weight}
+        font = {"size": max(label.size, size), "color": ink, "weight": label.weight, "family": MONO if label.mono else FONT}
         place = {"x": label.x, "y": label.y, "xanchor": label.anchor, "yanchor": "middle", "showarrow": False}
         found.append({"text": _text(label.text), "font": font, **place, **_refs(label.axes)})
     return found

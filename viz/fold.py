@@ -1,8 +1,8 @@
 """The super-sequence of one step, folded to what a panel can show: which queries see which keys. Pure.
 
 Every work is a chunk of queries at positions start … start + num_tokens − 1; its keys are the cached ones before
-start and its own. Long chunks keep their first and last rows around a fold, long histories their newest keys
-after one. What a cell says is computed from positions alone.
+start and its own. Long chunks keep their first and last rows around a fold, long histories become one wide
+fold. What a cell says is computed from positions alone.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from enum import IntEnum
 
 import numpy as np
 
-FOLD_WIDTH = 4  # columns that a folded history takes, so that its label fits
+FOLD_WIDTH, MAX_FOLD = 4, 10  # columns that a folded history takes, so that its label fits
 
 
 class Sees(IntEnum):
@@ -108,11 +108,10 @@ def _ends(start: int, n: int, shown: int) -> tuple[Span, ...]:
 
 
 def _history(start: int, cols: int) -> tuple[Span, ...]:
-    """`start` cached keys in at most `cols` columns: a wide fold, then the newest ones."""
+    """`start` cached keys in at most `cols` columns: each alone, or all in one wide fold."""
     if start <= cols:
         return tuple(Span(p, p) for p in range(start))
-    newest = max(cols - FOLD_WIDTH, 0)
-    return (Span(0, start - newest - 1, FOLD_WIDTH), *(Span(p, p) for p in range(start - newest, start)))
+    return (Span(0, start - 1, min(cols, MAX_FOLD)),)
 
 
 def sees(folded: Folded) -> np.ndarray:

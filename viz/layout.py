@@ -19,6 +19,7 @@ from viz.words.catalogue import words
 MAX_LABELS = 40
 ADVANCE = 0.6
 LINE = 1.25  # height of a text box in em
+TOUCH = 0.25  # px that boxes may share: neighbours on a line touch
 
 
 @lru_cache(maxsize=4096)
@@ -71,7 +72,8 @@ class Sheet:
         half = self.font * LINE / 2
         if x0 < -0.01 or x1 > self.width + 0.01 or y - half < -0.01 or y + half > self.height + 0.01:
             return False
-        return not any(x0 < b[1] and b[0] < x1 and y - half < b[3] and b[2] < y + half for b in self._boxes)
+        x0, x1, y0, y1 = x0 + TOUCH, x1 - TOUCH, y - half + TOUCH, y + half - TOUCH
+        return not any(x0 < b[1] and b[0] < x1 and y0 < b[3] and b[2] < y1 for b in self._boxes)
 
     def put(
         self, text: str, x: float, y: float, color: str = "ink", *, anchor: str = "left", room: float | None = None,
@@ -98,7 +100,8 @@ class Sheet:
         self, number: int, x: tuple[float, float], y: tuple[float, float], box: tuple[float, float, float, float]
     ) -> dict[str, dict[str, object]]:
         """Axes "x{number}y{number}" with the given ranges over the pixel box (x0, x1, y0, y1); y[0] is at y0."""
-        x0, x1, y0, y1 = box
+        x0, y0 = min(max(box[0], 0), self.width - 2), min(max(box[2], 0), self.height - 2)
+        x1, y1 = min(max(box[1], x0 + 1), self.width), min(max(box[3], y0 + 1), self.height)
         wide = (x0 / self.width, x1 / self.width)
         high = (1 - y1 / self.height, 1 - y0 / self.height)
         return {
@@ -150,6 +153,12 @@ def badges(trace: Trace, state: ViewState, *own: Badge) -> tuple[Badge, ...]:
     date = trace.meta.get("date")
     text = t("badge.recorded", device=visible(str(device))[:80], date=visible(str(date))[:40]) if date else visible(str(device))[:80]
     return (*own, Badge("recorded", text))
+
+
+def too_small(state: ViewState) -> bool:
+    """A panel in which only a sentence fits."""
+    font = MIN_FONT.get(state.theme, MIN_FONT["light"])
+    return state.size[0] < 19 * font or state.size[1] < 13 * font
 
 
 def message(view: str, title: str, text: str, trace: Trace, state: ViewState, own: Sequence[Badge] = ()) -> Frame:

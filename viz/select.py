@@ -7,6 +7,7 @@ theirs. Memos hang on the Trace, which never changes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
@@ -391,15 +392,18 @@ def padded(trace: Trace, step: int, computed: Mapping[int, int] | None = None) -
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token of a sequence; `row` is its TOKEN row, None for the prompt."""
+    """A token of a sequence. `step_id` is the step that gave it, None for the prompt; `top` its likeliest
+    alternatives as (token id, log-probability)."""
 
     position: int
     text: str
-    row: np.void | None = None
+    step_id: int | None = None
+    logprob: float = 0.0
+    top: tuple[tuple[int, float], ...] = ()
 
     @property
-    def probability(self) -> float | None:
-        return None if self.row is None else float(np.exp(min(float(self.row["logprob"]), 0.0)))
+    def probability(self) -> float:
+        return math.exp(min(self.logprob, 0.0))
 
 
 def newest_tokens(trace: Trace, seq_id: int, step: int, limit: int) -> np.ndarray:
@@ -417,7 +421,14 @@ def newest_tokens(trace: Trace, seq_id: int, step: int, limit: int) -> np.ndarra
 def tail(trace: Trace, seq_id: int, step: int, limit: int) -> tuple[Token, ...]:
     """The last `limit` tokens of a sequence, prompt included, as they were after a step."""
     rows = newest_tokens(trace, seq_id, step, limit)[-limit:]
-    made = [Token(int(row["position"]), _piece(trace, row), row) for row in rows]
+    made = []
+    for row in rows.tolist():
+        at, _, position, token_id, logprob, num_top, ids, logprobs = row
+        text = trace.token_text(token_id)
+        if "\ufffd" in text:
+            text = _emitted(trace, seq_id, at)
+        top = tuple(zip(ids, logprobs))[:num_top]
+        made.append(Token(position, text, at, logprob, top))
     info = trace.sequences.get(seq_id)
     prompt = info.prompt_token_ids if info else ()
     room = limit - len(made)
@@ -427,13 +438,10 @@ def tail(trace: Trace, seq_id: int, step: int, limit: int) -> tuple[Token, ...]:
     return (*(Token(i, trace.token_text(prompt[i])) for i in range(first, len(prompt))), *made)
 
 
-def _piece(trace: Trace, row: np.void) -> str:
-    """A token's text; where a token is only part of a character, the text that the step made certain."""
-    text = trace.token_text(int(row["token_id"]))
-    if "\ufffd" not in text:
-        return text
-    rows = trace.rows("texts", int(row["step_id"]), int(row["step_id"]))
-    rows = rows[rows["seq_id"] == row["seq_id"]]
+def _emitted(trace: Trace, seq_id: int, step: int) -> str:
+    """The text that a step made certain: what to show for a token that is only part of a character."""
+    rows = trace.rows("texts", step, step)
+    rows = rows[rows["seq_id"] == seq_id]
     base = int(trace.meta.get("text_base", 0))
     parts = [trace.text_bytes[int(r["offset"]) - base : int(r["offset"]) - base + int(r["num_bytes"])].tobytes() for r in rows]
     return b"".join(parts).decode("utf-8", "replace")

@@ -40,9 +40,9 @@ def resolve_model(model: str | None, progress: Progress = no_progress) -> ModelF
     if wanted is None:
         return default_model(progress)
     path = Path(wanted).expanduser()
-    if path.is_dir():
+    if os.path.isdir(path):  # unlike Path.is_dir, no name is too long for it
         return ModelFolder(path, "folder", stored_types(path) if (path / "config.json").is_file() else "", path.resolve().name)
-    if path.is_file():
+    if os.path.isfile(path):
         raise _not_found(wanted, "it is a file; give the folder that holds config.json and the safetensors files")
     if not REPO.fullmatch(wanted):
         raise _not_found(wanted, "there is no such folder, and it is no Hub id (owner/name)")

@@ -144,6 +144,9 @@ def read_tensor(tensor, config: dict) -> tuple[str, np.ndarray]:
     values = values.reshape([int(n) for n in reversed(tensor.shape)])
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}.get(part)
     if heads and config["model_type"] in PERMUTED:
+        if values.shape[0] % (2 * heads):
+            sentence = f"The checkpoint is not usable: {tensor.name} has {values.shape[0]} rows, which is not {heads} heads."
+            raise EngineError("bad_checkpoint", sentence, file=tensor.name)
         values = unpermute(values, heads)
     path = f"model.layers.{block[1]}.{known}" if block else known
     return f"{path}.{kind}", np.array(values, order="C")  # owned: F32 is a view of the file

@@ -21,16 +21,18 @@ from tests.engine.model_harness import Harness
 
 LENGTH = 200  # past the original length of every rope kind
 IDS = torch.randint(3, 96, (LENGTH,), generator=torch.Generator().manual_seed(7)).tolist()
+_YARN = {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 64}
 ROPES = {
     "default": {"rope_type": "default"},
     "linear": {"rope_type": "linear", "factor": 4.0},
     "dynamic": {"rope_type": "dynamic", "factor": 4.0},
-    "llama3": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64},
-    "yarn": {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 64},
-    "yarn_pair": {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 64, "mscale": 1.0, "mscale_all_dim": 1.0},
-    "yarn_explicit": {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 64, "attention_factor": 1.0},
-    "yarn_betas": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 16, "beta_slow": 2, "truncate": False},
-}
+    "llama3": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+               "original_max_position_embeddings": 64},
+    "yarn": _YARN,
+    "yarn_pair": {**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
+    "yarn_explicit": {**_YARN, "attention_factor": 1.0},
+    "yarn_betas": {**_YARN, "factor": 4.0, "beta_fast": 16, "beta_slow": 2, "truncate": False},
+}  # fmt: skip
 
 
 def llama_config(**changes) -> LlamaConfig:

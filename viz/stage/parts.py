@@ -69,7 +69,7 @@ def panel(frame: Frame) -> Panel:
     )
     items = dumps(
         {
-            "labels": [[_cut(x.text), float(x.x), float(x.y), x.color, x.anchor, x.size, x.weight, x.axes] for x in frame.labels],
+            "labels": [[_cut(x.text), float(x.x), float(x.y), x.color, x.anchor, x.size, x.weight, x.axes, x.mono] for x in frame.labels],
             "marks": [
                 [m.id, float(m.x0), float(m.x1), float(m.y0), float(m.y1), _cut(m.text), m.outline, m.detail[:MAX_TEXT], m.axes]
                 for m in frame.marks
@@ -119,6 +119,7 @@ def _series(series: Series, arrays: list[np.ndarray]) -> dict[str, object]:
         "width": float(series.width),
         "base": series.base is not None,
         "axes": series.axes,
+        "symbol": series.symbol,
     }
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from engine.trace import Trace
-from viz.layout import Sheet, badges, merged, message
+from viz.layout import Sheet, badges, merged, message, too_small
 from viz.select import Cell, Identity, Lanes, Run, identity, lanes, live_at, prompt_len, queue, work_kinds
 from viz.theme import NUM_REQUEST_COLORS, request_color
 from viz.view import Ask, Badge, Frame, Mark, Paint, Raster, Series, View, ViewState
@@ -46,6 +46,8 @@ def figure(trace: Trace, state: ViewState) -> Frame:
     t = words(state.language)
     if step is None:
         return message(VIEW.name, t("batching.title"), t("empty"), trace, state, (Badge("state"),))
+    if too_small(state):
+        return message(VIEW.name, t("batching.title"), summary(trace, state), trace, state, (Badge("state"),))
     return _Picture(trace, state, step).frame()
 
 

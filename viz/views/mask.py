@@ -11,14 +11,14 @@ import numpy as np
 
 from engine.trace import Trace
 from viz.fold import FOLD_WIDTH, Block, Folded, Sees, fold, sees
-from viz.layout import Sheet, badges, merged, message, visible
+from viz.layout import Sheet, badges, merged, message, too_small, visible
 from viz.select import identity, selected, token_ids
 from viz.theme import NUM_REQUEST_COLORS, request_color
 from viz.view import Ask, Badge, Frame, Mark, Paint, Raster, Series, View, ViewState
 from viz.words.catalogue import words
 
-MIN_ROW, MAX_ROW = 14, 34
-MIN_COL, MAX_COL = 12, 34
+MIN_ROW, MAX_ROW = 14, 44
+MIN_COL, MAX_COL = 12, 44
 _HUES = [request_color(i) for i in range(NUM_REQUEST_COLORS)] + [request_color(None)]
 _OTHER = Paint("free", hatch="diagonal")
 _PAINTS = (*(Paint(hue, hatch=hatch, alpha=alpha) for hue in _HUES for hatch, alpha in ((None, 1.0), (None, 0.22), ("dots", 0.6))), _OTHER)
@@ -31,6 +31,8 @@ def figure(trace: Trace, state: ViewState) -> Frame:
         return message(VIEW.name, t("mask.title"), t("empty"), trace, state, own)
     if not len(trace.rows("works", step, step)):
         return message(VIEW.name, t("mask.title"), t("mask.nothing"), trace, state, own)
+    if too_small(state):
+        return message(VIEW.name, t("mask.title"), summary(trace, state), trace, state, own)
     return _Picture(trace, state, step).frame()
 
 
@@ -43,7 +45,7 @@ class _Picture:
         self.who = identity(trace, step, state.selection)
         self.works = trace.rows("works", step, step)
         sheet = self.sheet
-        self.left, right = round(sheet.advance * 15), round(sheet.advance * 11)
+        self.left, right = round(sheet.advance * (17 if sheet.width >= 80 * sheet.advance else 14)), round(sheet.advance * 11)
         self.top = 8 + 2 * sheet.line + 4
         bottom = sheet.height - 2 * sheet.line - 16
         min_row = max(MIN_ROW, round(sheet.font * 1.3))
@@ -66,7 +68,8 @@ class _Picture:
         sheet, t, folded = self.sheet, self.t, self.folded
         box = (self.left, self.right, self.top, self.bottom)
         axes = merged(sheet.axes(), sheet.data_axes(2, (0, folded.num_cols), (0, folded.num_rows), box))
-        sheet.put(t("mask.queries"), self.left - 10, self.top - sheet.line / 2 - 2, "muted", anchor="right")
+        sheet.put(t("mask.keys"), self.left - 10, 8 + sheet.line / 2, "muted", anchor="right")
+        sheet.put(t("mask.queries"), self.left - 10, 8 + sheet.line * 1.5, "muted", anchor="right")
         chosen = self._chosen()
         for block in folded.blocks:
             self._names(block)
@@ -116,27 +119,25 @@ class _Picture:
         """Left: whose rows. Top: whose keys. Right: how many keys its last row sees."""
         sheet, t, name = self.sheet, self.t, self.trace.name(block.seq_id)
         first, last = block.start + 1, block.start + block.num_tokens
-        text = t("mask.row", who=name, n=last) if first == last else t("mask.rows", who=name, first=first, last=last)
-        middle = self.y(block.row0 + len(block.rows) / 2)
-        sheet.put(text, self.left - 10, middle, anchor="right", room=self.left - 12)
+        key, room = "mask.row" if first == last else "mask.rows", self.left - 12
+        text = t(key, who=name, n=last, first=first, last=last)
+        text = text if sheet.span(text) <= room else t(f"{key}.short", who=name, n=last, first=first, last=last)
+        sheet.put(text, self.left - 10, self.y(block.row0 + 0.5), anchor="right", room=room)
+        for i, span in enumerate(block.rows[1:], 1):
+            if span.count > 1:
+                sheet.put(t("mask.fold", n=span.count), self.left - 10, self.y(block.row0 + i + 0.5), "muted", anchor="right", room=room)
         sheet.put(t("mask.sees", n=last), self.right + 8, self.y(block.row0 + len(block.rows) - 0.5), room=sheet.width - self.right - 10)
         x0, x1 = self.x(block.col0), self.x(block.col0 + block.num_cols)
         sheet.put(name, (x0 + x1) / 2, 8 + sheet.line / 2, anchor="center", weight=700, room=x1 - x0 + sheet.advance)
 
     def _counts(self, block: Block) -> None:
-        """Top, second line: how many of its keys are cached. On a folded chunk: how many rows it hides."""
+        """Top, second line: how many of its keys are cached and new. On a folded history: how long it is."""
         sheet, t = self.sheet, self.t
         x0, x1 = self.x(block.col0), self.x(block.col0 + block.num_cols)
-        for text in (t("mask.counts", cached=block.start, new=block.num_tokens), t("mask.counts.short", cached=block.start, new=block.num_tokens)):
+        for key in ("mask.counts", "mask.counts.short"):
+            text = t(key, cached=block.start, new=block.num_tokens)
             if sheet.span(text) <= x1 - x0 - 4 and sheet.put(text, (x0 + x1) / 2, 8 + sheet.line * 1.5, "muted", anchor="center"):
                 break
-        for i, span in enumerate(block.rows):
-            if span.count > 1 and len(sheet.labels) < 36:
-                text = t("mask.fold", n=span.count)
-                room = self.x(block.col0 + block.num_cached_cols + i) - x0
-                if sheet.span(text) + 8 <= room:
-                    color = f"on-{self.who.color(block.seq_id)}"
-                    sheet.put(text, x0 + room / 2, self.y(block.row0 + i + 0.5), color, anchor="center")
         fold = next((s for s in block.cached if s.count > 1), None)
         if fold is not None and len(sheet.labels) < 36:
             width = fold.width * self.col
@@ -172,7 +173,8 @@ class _Picture:
         first, rest = text[:cut], text[cut:].lstrip()
         if len(rest) > room:
             head, _, seen = text.partition(": ")
-            first, rest = head + ":", "…" + seen[-(room - 1) :]
+            _, _, seen = seen[-(room - 2) :].partition(" ")
+            first, rest = head + ":", f"… {seen}"
         sheet.put(first, 12, y, room=sheet.width - 24)
         sheet.put(rest, 12, y + sheet.line, room=sheet.width - 24)
 
@@ -205,9 +207,7 @@ def summary(trace: Trace, state: ViewState) -> str:
     works = trace.rows("works", step, step)
     if not len(works):
         return t("mask.nothing")
-    parts = [
-        t("mask.summary.part", who=trace.name(int(w["seq_id"])), new=int(w["num_tokens"]), cached=int(w["start"])) for w in works[:8]
-    ]
+    parts = [t("mask.summary.part", who=trace.name(int(w["seq_id"])), new=int(w["num_tokens"]), cached=int(w["start"])) for w in works[:8]]
     rows, requests = t("mask.summary.rows", n=int(works["num_tokens"].sum())), t("requests", n=len(works))
     return t("mask.summary", step=step, rows=rows, requests=requests, who=", ".join(parts))
 

@@ -1,8 +1,8 @@
 """How a catalogue of words is read. A language is one file of this folder (en.py) that declares WORDS.
 
-WORDS maps a key to a template, or to (one, many): then the field `n` chooses. The file may also define ordinal(n). Templates use str.format; the
-values that go in are never parsed, so a hostile name stays literal. A key that a language lacks is said in
-English. Knows nothing of traces; caption.py makes sentences of them.
+WORDS maps a key to a template, or to (one, many): then the field `n` chooses. The file may also define
+ordinal(n). Templates use str.format; the values that go in are never parsed, so a hostile name stays literal.
+A key that a language lacks is said in English. Knows nothing of traces; caption.py makes sentences of them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ FALLBACK = "en"
 class Words:
     """words("blocks", n=3) → "3 blocks"."""
 
-    def __init__(self, language: str, table: Mapping[str, Template], fallback: Mapping[str, Template], ordinal: Callable[[int], str]) -> None:
+    def __init__(
+        self, language: str, table: Mapping[str, Template], fallback: Mapping[str, Template], ordinal: Callable[[int], str]
+    ) -> None:
         self.language = language
         self.ordinal = ordinal
         self._table, self._fallback = table, fallback

@@ -69,7 +69,6 @@ class Axes {
       this.drawn = true;
       this.div.on("plotly_relayouting", (event) => { this.moved(event); });
       this.div.on("plotly_relayout", (event) => { if (!this.busy) this.moved(event); });
-      this.div.on("plotly_doubleclick", () => this.reset());
     }
     this.busy--;
     this.shape = shape;
@@ -85,7 +84,10 @@ class Axes {
     const longest = Math.max(0, ...labelled("y").map(([, a]) => Math.max(4, ...(a.ticktext || []).map((t) => String(t).length))));
     const titled = (letter) => seen.some(([n, a]) => n[0] === letter && a.title && a.title.text);
     const em = look.font / 16;
-    const margin = {
+    // A view without visible axes lays out its own pixels: the hub renders for sizes in steps of 20.
+    const bare = !seen.length;
+    const spare = [width >= 200 ? width % 20 : 0, height >= 120 ? height % 20 : 0];
+    const margin = bare ? { l: Math.floor(spare[0] / 2), r: Math.ceil(spare[0] / 2), t: 0, b: spare[1], pad: 0 } : {
       l: Math.round(labelled("y").length ? Math.min(longest * 8.6 * em + 14, width * 0.4) + (titled("y") ? 26 * em : 6) : titled("y") ? 30 : 10),
       r: narrow ? 10 : 18,
       t: 10,

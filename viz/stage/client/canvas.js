@@ -230,18 +230,16 @@ class Painter {
   markers(series, x, y, at) {
     const { ctx, look } = this;
     const radius = Math.max(series.width, 5) / 2 * (look.font > 16 ? 1.3 : 1);
-    ctx.beginPath();
+    const open = series.symbol.startsWith("x") || series.symbol.startsWith("cross");
+    const path = new Path2D();
     for (let i = 0; i < x.length; i++) {
       const [px, py] = [at.x(x[i]), at.y(y[i])];
-      if (!Number.isFinite(px) || !Number.isFinite(py)) continue;
-      ctx.moveTo(px + radius, py);
-      ctx.arc(px, py, radius, 0, 6.2832);
+      if (Number.isFinite(px) && Number.isFinite(py)) symbol(path, series.symbol, px, py, radius);
     }
-    ctx.fillStyle = look.color(series.paint.color);
-    ctx.fill();
     ctx.strokeStyle = look.line(series.paint.color);
-    ctx.lineWidth = 1.5;
-    ctx.stroke();
+    ctx.lineWidth = open ? Math.max(radius / 2, 2) : 1.5;
+    if (!open) { ctx.fillStyle = look.color(series.paint.color); ctx.fill(path); }
+    ctx.stroke(path);
   }
 
   // ---- marks and labels ----
@@ -292,31 +290,38 @@ class Painter {
     const { ctx, look } = this;
     ctx.textBaseline = "middle";
     ctx.lineJoin = "round";
-    for (const [text, x, y, color, anchor, size, weight, pair] of model.items.labels) {
+    for (const [text, x, y, color, anchor, size, weight, pair, mono] of model.items.labels) {
       const at = axes.project(pair);
       if (!at) continue;
       const [px, py] = [at.x(x), at.y(y)];
       if (!(px >= at.left - 1 && px <= at.left + at.width + 1 && py >= at.top - 1 && py <= at.top + at.height + 1)) continue;
-      ctx.font = look.fontOf(size, weight);
+      ctx.font = look.fontOf(size, weight, mono);
       ctx.textAlign = anchor;
-      const under = this.under(model, axes, pair, x, y);
-      const shown = short(text, 120);
-      if (!under || !["ink", "paper", "muted"].includes(color)) {
+      const shown = short(text, 160);
+      const middle = anchor === "center" ? px : px + (anchor === "right" ? -5 : 5);
+      const under = ["ink", "paper", "muted"].includes(color) ? this.under(model, axes, middle, py) : null;
+      if (under) ctx.fillStyle = look.on(under);
+      else if (color.startsWith("on-")) ctx.fillStyle = look.color(color);
+      else {
         ctx.strokeStyle = look.color("paper");
         ctx.lineWidth = 3.5;
         ctx.strokeText(shown, px, py + 1);
-        ctx.fillStyle = look.line(color);
-      } else ctx.fillStyle = look.on(under);
+        ctx.fillStyle = color === "paper" ? look.color("ink") : look.text(color);
+      }
       ctx.fillText(shown, px, py + 1);
     }
   }
 
-  // The colour name of the categorical cell or bar under a point: text on it takes that colour's own ink.
-  under(model, axes, pair, x, y) {
+  // The colour name of the bar or categorical cell under a pixel: text on it takes that colour's own ink.
+  under(model, axes, px, py) {
     const { figure, items } = model;
+    const inside = (at) => at && px >= at.left && px <= at.left + at.width && py >= at.top && py <= at.top + at.height;
     for (let i = figure.series.length - 1; i >= 0; i--) {
       const series = figure.series[i], data = model.series[i];
-      if (series.kind !== "bars" || series.axes !== pair || !data || data.x.length > 400) continue;
+      if (series.kind !== "bars" || !data || data.x.length > 400 || series.paint.alpha < 0.5) continue;
+      const at = axes.project(series.axes);
+      if (!inside(at)) continue;
+      const [x, y] = [at.inverse.x(px), at.inverse.y(py)];
       for (let k = 0; k < data.x.length; k++) {
         const low = data.base ? data.base[k] : 0;
         if (Math.abs(x - data.x[k]) <= series.width / 2 && y >= Math.min(low, data.y[k]) && y <= Math.max(low, data.y[k])) return series.paint.color;
@@ -324,12 +329,28 @@ class Painter {
     }
     for (let i = figure.rasters.length - 1; i >= 0; i--) {
       const raster = figure.rasters[i];
-      if (!raster.paints || raster.axes !== pair || !model.rasters[i]) continue;
-      const paint = raster.paints[valueAt(model.rasters[i], items.places[i], x, y)];
+      if (!raster.paints || !model.rasters[i]) continue;
+      const at = axes.project(raster.axes);
+      if (!inside(at)) continue;
+      const paint = raster.paints[valueAt(model.rasters[i], items.places[i], at.inverse.x(px), at.inverse.y(py))];
       if (paint && paint.alpha > 0.5) return paint.color;
     }
     return null;
   }
+}
+
+// The Plotly marker symbols that views use.
+function symbol(path, name, x, y, r) {
+  const shape = (...points) => { points.forEach(([a, b], i) => (i ? path.lineTo(x + a * r, y + b * r) : path.moveTo(x + a * r, y + b * r))); path.closePath(); };
+  if (name.startsWith("x")) for (const s of [-1, 1]) { path.moveTo(x - r * 0.8, y - s * r * 0.8); path.lineTo(x + r * 0.8, y + s * r * 0.8); }
+  else if (name.startsWith("cross")) { path.moveTo(x - r, y); path.lineTo(x + r, y); path.moveTo(x, y - r); path.lineTo(x, y + r); }
+  else if (name === "square") shape([-0.9, -0.9], [0.9, -0.9], [0.9, 0.9], [-0.9, 0.9]);
+  else if (name === "diamond") shape([0, -1.1], [1.1, 0], [0, 1.1], [-1.1, 0]);
+  else if (name === "triangle-up") shape([0, -1], [1, 0.85], [-1, 0.85]);
+  else if (name === "triangle-down") shape([0, 1], [1, -0.85], [-1, -0.85]);
+  else if (name === "triangle-right") shape([1, 0], [-0.85, 1], [-0.85, -1]);
+  else if (name === "triangle-left") shape([-1, 0], [0.85, 1], [0.85, -1]);
+  else { path.moveTo(x + r, y); path.arc(x, y, r, 0, 6.2832); }
 }
 
 function valueAt({ data, shape: [rows, cols] }, [x0, x1, y0, y1], x, y) {

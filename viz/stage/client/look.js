@@ -1,6 +1,8 @@
 // Colours, colour maps, hatches and fonts as the canvas needs them, read once a theme from the CSS variables.
 const FAMILY = '"Inter", -apple-system, "Segoe UI", Roboto, "Helvetica Neue", "Noto Sans", "Liberation Sans", Arial, sans-serif';
 
+const MONO = '"DejaVu Sans Mono", "Liberation Mono", Menlo, Consolas, "Courier New", monospace';
+
 class Look {
   constructor(root) {
     this.root = root;
@@ -97,7 +99,10 @@ class Look {
     return this.line(name) + (name === "waste" ? "" : "90");
   }
 
-  fontOf(size, weight = 400) { return `${weight} ${Math.max(size, this.font)}px ${FAMILY}`; }
+  // Text takes the colour itself where it can be read, else its outline's.
+  text(name) { return ["ink", "muted", "accent", "error", "good"].includes(name) ? this.color(name) : this.line(name); }
+
+  fontOf(size, weight = 400, mono = false) { return `${weight} ${Math.max(size, this.font)}px ${mono ? MONO : FAMILY}`; }
 }
 
 // A legend swatch: the paint as it is drawn, 22 × 16 px.

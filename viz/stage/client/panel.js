@@ -73,8 +73,15 @@ class Panel {
       this.scales(figure);
     }
     this.legend.hidden = this.legend.childElementCount < 2 && !this.question.textContent;
+    this.fitLegend();
     this.setNote(figure.error || (Object.keys(figure.axes).length ? "" : this.model.items ? this.model.items.summary : ""), Boolean(figure.error));
     this.figureSeen = figure;
+  }
+
+  // The legend matters more than the question: where both do not fit, the question goes.
+  fitLegend() {
+    this.question.hidden = false;
+    if (this.legend.childElementCount > 1 && this.legend.scrollHeight > 2.6 * this.look.font + 8) this.question.hidden = true;
   }
 
   rasterKeys(figure) { return figure.rasters.filter((r) => !r.paints).map((r) => [r.name, r.colormap, r.unit]); }
@@ -107,11 +114,11 @@ class Panel {
       setText(bar.low, numberText(items.ranges[i][0]));
       setText(bar.high, numberText(items.ranges[i][1]));
     });
-    const now = performance.now();
-    if (items.summary !== this.spoken && now - (this.spokenAt || 0) > 1000) {
-      this.spoken = items.summary;
-      this.spokenAt = now;
-      this.canvas.setAttribute("aria-label", items.summary || this.root.getAttribute("aria-label"));
+    this.summary = items.summary || this.root.getAttribute("aria-label");
+    if (this.summary !== this.spoken && !this.speaking) {
+      this.speaking = setTimeout(() => { this.speaking = 0; if (this.model && this.model.items) this.describe(this.model.items); }, 1000);
+      this.spoken = this.summary;
+      this.canvas.setAttribute("aria-label", this.summary);
     }
     this.refocus();
   }
@@ -135,6 +142,7 @@ class Panel {
 
   resized() {
     if (!this.plot.clientWidth) return;
+    this.fitLegend();
     this.draw();
     this.stage.sized();
   }
@@ -155,7 +163,7 @@ class Panel {
     const signal = this.stage.signal;
     const on = (target, name, action, extra = {}) => target.addEventListener(name, action, { signal, ...extra });
     on(this.plot, "pointerdown", (e) => { this.pressed = [e.clientX, e.clientY]; }, { capture: true });
-    on(this.plot, "pointerup", (e) => this.released(e), { capture: true });
+    on(window, "pointerup", (e) => this.released(e), { capture: true }); // Plotly covers the page while a button is down
     on(this.plot, "pointermove", (e) => { this.pointer = [e.clientX, e.clientY]; this.hover(); }, { passive: true });
     on(this.plot, "pointerleave", () => { this.pointer = null; this.tip.hidden = true; });
     on(this.focus, "keydown", (e) => this.key(e));
@@ -165,8 +173,12 @@ class Panel {
   }
 
   released(event) {
-    if (!this.pressed || Math.hypot(event.clientX - this.pressed[0], event.clientY - this.pressed[1]) > 4) return;
+    const from = this.pressed;
     this.pressed = null;
+    if (!from || Math.hypot(event.clientX - from[0], event.clientY - from[1]) > 4) return;
+    const twice = event.timeStamp - (this.clickedAt || -1e9) < 450;
+    this.clickedAt = twice ? -1e9 : event.timeStamp;
+    if (twice && this.axes.zoomed) return this.axes.reset();
     const at = this.hit(event.clientX, event.clientY);
     if (at < 0) return;
     this.focusAt = at;
@@ -285,6 +297,7 @@ class Panel {
   }
 
   destroy() {
+    clearTimeout(this.speaking);
     this.observer.disconnect();
     this.draw.cancel();
     this.hover.cancel();

@@ -1,0 +1,127 @@
+"""Traces that every view must survive, from the real scheduler with a stand-in model."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from engine.trace import Trace
+from tests.factories import add, make_core, make_trace, prompt_of, run, trace_of
+
+
+def empty() -> Trace:
+    return Trace()
+
+
+def one_step() -> Trace:
+    core = make_core()
+    add(core, 5, 3)
+    core.step()
+    return trace_of(core)
+
+
+def long() -> Trace:
+    """700 steps and more, 9 live at times, a pool of 96 blocks."""
+    core = make_core(pages=96, page_size=16, max_num_seqs=8, max_num_batched_tokens=64)
+    for i in range(40):
+        add(core, prompt_of(3 + 17 * i % 120, i), 20 + 13 * i % 90)
+    run(core)
+    return trace_of(core)
+
+
+def preempted() -> Trace:
+    """Two preemptions with recomputation; a queue behind a request that waits for blocks."""
+    core = make_core(pages=24, page_size=8, max_num_seqs=4, max_num_batched_tokens=32)
+    for length, most in ((40, 40), (50, 60), (30, 34), (60, 34)):
+        add(core, prompt_of(length, length), most)
+    for _ in range(6):
+        core.step()
+    add(core, prompt_of(80, 6), 34)
+    run(core)
+    return trace_of(core)
+
+
+def broken() -> Trace:
+    """A step that failed, an aborted request, and life after both."""
+    core = make_core()
+    add(core, 6, 8)
+    add(core, 9, 8)
+    core.step()
+    core.runner.fail_on = {2}
+    core.step()
+    core.step()
+    add(core, 4, 5)
+    add(core, 7, 5)
+    core.step()
+    core.abort(3)
+    run(core)
+    return trace_of(core)
+
+
+def crowded() -> Trace:
+    """Twelve at once: more than hues."""
+    core = make_core(pages=64, page_size=4, max_num_seqs=12, max_num_batched_tokens=64)
+    for i in range(12):
+        add(core, prompt_of(4 + i, i), 6 + i)
+    run(core)
+    return trace_of(core)
+
+
+def large_pool() -> Trace:
+    core = make_core(pages=3000, page_size=16, max_num_seqs=40, max_num_batched_tokens=512)
+    for i in range(60):
+        add(core, prompt_of(30 + 5 * i, i), 20)
+    run(core)
+    return trace_of(core)
+
+
+def ahead() -> Trace:
+    core = make_core(run_ahead=1, max_num_seqs=3)
+    for i in range(4):
+        add(core, prompt_of(3 + i, i), 6)
+    run(core)
+    return trace_of(core)
+
+
+def static() -> Trace:
+    return make_trace(batching="static")
+
+
+def slabs() -> Trace:
+    return make_trace(mode="contiguous", pages=24)
+
+
+def no_cache() -> Trace:
+    return make_trace(mode="none", pages=24, max_num_batched_tokens=64)
+
+
+def hostile() -> Trace:
+    """Text that would run, break a layout or hide elsewhere."""
+    core = make_core()
+    add(core, 6, 8)
+    run(core)
+    trace = trace_of(core)
+    nasty = ['<img src=x onerror="alert(1)">', "${7*7}", "`{{x}}`", "</script>", "<b>", "\u202eabc", "x" * 10_000, "漢字🙂", "\n\t\r\x00"]
+    ids = sorted(trace.token_texts)
+    texts = {**trace.token_texts, **{i: nasty[n % len(nasty)] for n, i in enumerate(ids)}}
+    return Trace(
+        {name: getattr(trace, name) for name in ("steps", "works", "tokens", "waits", "finishes", "events", "keyframes")},
+        trace.sequences, texts, {**trace.meta, "device": "<b>${x}", "date": "</script>", "source": "recording"},
+    )  # fmt: skip
+
+
+MAKERS = {
+    f.__name__: f for f in (empty, one_step, long, preempted, broken, crowded, large_pool, ahead, static, slabs, no_cache, hostile)
+} | {"busy": make_trace}
+
+
+@cache
+def scenario(name: str) -> Trace:
+    return MAKERS[name]()
+
+
+def some_steps(trace: Trace, most: int = 8) -> list[int | None]:
+    """None, the first, the last, and some between; those with preemptions and failures among them."""
+    ids = trace.steps["step_id"].tolist()
+    picked = ids[:: max(len(ids) // most, 1)] + ids[-1:]
+    picked += trace.preempts["step_id"].tolist()[:3] + trace.steps["step_id"][trace.steps["failed"] > 0].tolist()
+    return [None, *dict.fromkeys(picked)]

@@ -1,0 +1,190 @@
+"""Every view on every scenario: valid frames, the same bytes twice, texts that never meet, true asks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from engine.trace import Trace
+from tests.factories import add, make_core, prompt_of, trace_of
+from tests.viz.scenarios import MAKERS, scenario, some_steps
+from tests.viz.valid import check_frame, check_labels, frame_bytes
+from viz.registry import load_views
+from viz.view import View, ViewState, render
+
+VIEWS = load_views()
+SIZES = ((960, 540), (620, 430), (1240, 560))
+THEMES = ("light", "dark", "projector")
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("view", VIEWS)
+def test_every_view_draws_every_trace_as_a_valid_frame(view: str, name: str) -> None:
+    trace = scenario(name)
+    for step in some_steps(trace):
+        state = ViewState(step=step)
+        check_frame(render(VIEWS[view], trace, state), state)
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_the_same_input_gives_the_same_bytes(view: str) -> None:
+    for name in ("busy", "preempted", "crowded", "hostile"):
+        first, again = MAKERS[name](), scenario(name)
+        for step in some_steps(again, 4):
+            state = ViewState(step=step)
+            once = frame_bytes(render(VIEWS[view], again, state))
+            assert once == frame_bytes(render(VIEWS[view], again, state))
+            assert len(first.steps) == len(again.steps)
+
+
+@pytest.mark.parametrize("theme", THEMES)
+@pytest.mark.parametrize("size", SIZES, ids=lambda s: f"{s[0]}x{s[1]}")
+@pytest.mark.parametrize("view", VIEWS)
+def test_texts_stay_apart_and_inside_the_panel(view: str, size: tuple[int, int], theme: str) -> None:
+    for name in ("busy", "preempted", "crowded", "large_pool", "slabs", "hostile", "empty", "long"):
+        trace = scenario(name)
+        for step in some_steps(trace, 5):
+            state = ViewState(step=step, size=size, theme=theme)
+            check_labels(render(VIEWS[view], trace, state), state)
+
+
+@pytest.mark.parametrize("size", [(200, 120), (390, 300), (4000, 3980)], ids=str)
+@pytest.mark.parametrize("view", VIEWS)
+def test_odd_panel_sizes_still_give_valid_frames(view: str, size: tuple[int, int]) -> None:
+    for name in ("busy", "crowded", "large_pool"):
+        state = ViewState(size=size, step=12)
+        check_frame(render(VIEWS[view], scenario(name), state), state)
+
+
+@pytest.mark.parametrize(
+    "selection", ["seq:2", "seq:99", "page:3", "page:9999", "token:2:12", "query:2:9", "token:2", "x", "seq:", "seq:²", "page:-1"]
+)
+@pytest.mark.parametrize("view", VIEWS)
+def test_any_selection_is_survived(view: str, selection: str) -> None:
+    for step in (0, 3, 7, 12):
+        state = ViewState(step=step, selection=selection)
+        check_frame(render(VIEWS[view], scenario("busy"), state), state)
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_every_mark_can_be_selected_and_then_the_frame_is_valid(view: str) -> None:
+    trace = scenario("busy")
+    for step in (2, 12):
+        for mark in render(VIEWS[view], trace, ViewState(step=step)).marks[:40]:
+            state = ViewState(step=step, selection=mark.id)
+            check_frame(render(VIEWS[view], trace, state), state)
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_each_view_ships_five_asks_with_short_answers(view: str) -> None:
+    asks = VIEWS[view].asks
+    assert len(asks) == 5 and len({a.question for a in asks}) == 5
+    for name in ("busy", "preempted", "broken", "crowded"):
+        trace = scenario(name)
+        for step in some_steps(trace, 4):
+            for ask in asks:
+                if len(trace.step(trace.clamp(step)).works):
+                    answer = ask.answer(trace, ViewState(step=step))
+                    assert isinstance(answer, str) and 0 < len(answer) <= 20
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_answers_differ_between_moments(view: str) -> None:
+    """A question whose answer is always the same could be answered without the picture."""
+    traces = [scenario(n) for n in ("busy", "preempted", "crowded", "long")]
+    for ask in VIEWS[view].asks:
+        answers = {ask.answer(t, ViewState(step=s)) for t in traces for s in (1, 4, 9) if len(t.rows("works", s, s))}
+        assert len(answers) >= 2, ask.question
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_recording_says_so_and_other_traces_do_not(view: str) -> None:
+    trace = scenario("busy")
+    recorded = Trace(
+        {"steps": trace.steps, "works": trace.works, "tokens": trace.tokens, "events": trace.events},
+        trace.sequences, trace.token_texts, {**trace.meta, "source": "recording", "device": "H200", "date": "2026-11-30"},
+    )  # fmt: skip
+    said = [b for b in render(VIEWS[view], recorded, ViewState(step=3)).badges if b.kind == "recorded"]
+    assert len(said) == 1 and "H200" in said[0].text and "2026-11-30" in said[0].text
+    assert not [b for b in render(VIEWS[view], trace, ViewState(step=3)).badges if b.kind == "recorded"]
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_an_empty_trace_gets_a_friendly_sentence(view: str) -> None:
+    frame = render(VIEWS[view], Trace(), ViewState())
+    assert "request A" in " ".join(label.text for label in frame.labels)
+
+
+def test_a_broken_view_draws_its_own_error() -> None:
+    def fails(trace: Trace, state: ViewState):
+        raise ValueError("no such thing")
+
+    frame = render(View("x", "X", "?", fails, lambda t, s: ""), Trace(), ViewState())
+    assert "no such thing" in frame.error and "no such thing" in frame.summary
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_user_text_reaches_labels_and_marks_only(view: str) -> None:
+    frame = render(VIEWS[view], scenario("hostile"), ViewState())
+    assert "onerror" not in repr(frame.axes) + repr(frame.legend) + repr(frame.title) + repr([r.name for r in frame.rasters])
+    assert all("\u202e" not in label.text and "\x00" not in label.text for label in frame.labels)
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_the_summary_names_who_is_there(view: str) -> None:
+    state = ViewState(step=3)
+    text = VIEWS[view].summary(scenario("busy"), state)
+    assert text and len(text) < 2000
+    if view != "blocks":
+        assert all(name in text for name in "ABC")
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.data())
+def test_random_runs_give_valid_frames(data) -> None:
+    pick = data.draw
+    page_size = pick(st.sampled_from([4, 8, 16]))
+    mode = pick(st.sampled_from(["paged", "paged", "contiguous", "none"]))
+    core = make_core(
+        pages=pick(st.integers(8, 40)), page_size=page_size, mode=mode, max_num_seqs=pick(st.integers(1, 9)),
+        max_num_batched_tokens=pick(st.integers(1, 48)), batching=pick(st.sampled_from(["continuous", "static"])),
+        run_ahead=pick(st.integers(0, 1)), prefix_caching=pick(st.booleans()),
+    )  # fmt: skip
+    shared = prompt_of(2 * page_size, 77)
+    for _ in range(pick(st.integers(1, 9))):
+        prompt = prompt_of(pick(st.integers(1, 30)), pick(st.integers(0, 9)))
+        prompt = (*shared, *prompt)[: 8 * page_size - 2] if pick(st.booleans()) else prompt[: 8 * page_size - 2]
+        add(core, prompt, pick(st.integers(1, 20)), n=pick(st.sampled_from([1, 1, 1, 2, 3])), temperature=0.7, seed=1)
+        for _ in range(pick(st.integers(0, 6))):
+            core.step()
+        if pick(st.integers(0, 9)) == 0:
+            core.abort(pick(st.integers(1, 5)))
+    for _ in range(pick(st.integers(0, 30))):
+        core.step()
+    trace = trace_of(core)
+    size, theme = pick(st.sampled_from(SIZES)), pick(st.sampled_from(THEMES))
+    for step in some_steps(trace, 3):
+        state = ViewState(step=step, size=size, theme=theme, selection=pick(st.sampled_from([None, "seq:1", "page:2", "token:1:3"])))
+        for view in VIEWS.values():
+            check_frame(render(view, trace, state), state)
+
+
+def test_a_view_reads_only_what_was_there_at_its_step() -> None:
+    """Later steps must not change an earlier picture."""
+    trace = scenario("busy")
+    for at in (3, 8, 13):
+        cut = {}
+        for name in ("steps", "works", "tokens", "waits", "preempts", "finishes", "texts"):
+            rows = getattr(trace, name)
+            cut[name] = rows[rows["step_id"] <= at]
+        cut |= {"events": trace.events, "keyframes": trace.keyframes, "text_bytes": trace.text_bytes}
+        earlier = Trace(cut, trace.sequences, trace.token_texts, trace.meta, (), trace.errors)
+        for view in VIEWS.values():
+            now, then = render(view, trace, ViewState(step=at)), render(view, earlier, ViewState(step=at))
+            assert [label.text for label in now.labels] == [label.text for label in then.labels], view.name
+            assert all(np.array_equal(a.values.shape, b.values.shape) for a, b in zip(now.rasters, then.rasters))
+            assert replace(now, rasters=(), series=(), marks=()).axes == then.axes

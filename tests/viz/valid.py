@@ -1,0 +1,97 @@
+"""What every Frame must be. Raises AssertionError naming the first thing that is not so."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from viz.layout import MAX_LABELS, label_box
+from viz.theme import MIN_FONT, table
+from viz.view import BADGES, Frame, ViewState
+
+HATCHES = (None, "diagonal", "cross", "dots")
+
+
+def check_frame(frame: Frame, state: ViewState) -> None:
+    assert not frame.error, frame.error
+    assert frame.title and frame.summary
+    assert frame.badges and all(b.kind in BADGES for b in frame.badges)
+    _check_axes(frame)
+    for raster in frame.rasters:
+        _check_raster(frame, raster)
+    for series in frame.series:
+        _check_series(frame, series)
+    for paint in frame.legend:
+        _check_paint(paint)
+        assert paint.label
+    for mark in frame.marks:
+        assert mark.id and mark.text and mark.axes in _pairs(frame)
+        assert all(map(math.isfinite, (mark.x0, mark.x1, mark.y0, mark.y1)))
+        assert mark.outline is None or mark.outline in table()
+    check_labels(frame, state)
+
+
+def check_labels(frame: Frame, state: ViewState) -> None:
+    """Texts are large enough, few enough, inside the panel and apart."""
+    width, height = state.size
+    assert len(frame.labels) <= MAX_LABELS
+    boxes = []
+    for label in frame.labels:
+        assert label.text and "\n" not in label.text
+        assert label.size >= MIN_FONT[state.theme]
+        assert label.axes == "xy" and label.anchor in ("left", "center", "right")
+        assert label.color in table(), label.color
+        x0, x1, y0, y1 = label_box(label)
+        assert x0 >= -0.5 and x1 <= width + 0.5 and y0 >= -0.5 and y1 <= height + 0.5, f"{label.text!r} leaves the panel"
+        for other, box in boxes:
+            apart = x0 >= box[1] - 0.5 or box[0] >= x1 - 0.5 or y0 >= box[3] - 0.5 or box[2] >= y1 - 0.5
+            assert apart, f"{label.text!r} meets {other!r}"
+        boxes.append((label.text, (x0, x1, y0, y1)))
+
+
+def _pairs(frame: Frame) -> set[str]:
+    return {f"x{name[5:]}y{name[5:]}" for name in frame.axes if name.startswith("xaxis")}
+
+
+def _check_axes(frame: Frame) -> None:
+    for name, axis in frame.axes.items():
+        assert name.startswith(("xaxis", "yaxis"))
+        assert len(axis["range"]) == 2 and all(map(math.isfinite, axis["range"])) and axis["range"][0] != axis["range"][1]
+        low, high = axis["domain"]
+        assert 0 <= low < high <= 1, (name, axis["domain"])
+        assert "title" not in axis and axis["visible"] is False  # no text of ours or a user's meets Plotly's parser
+
+
+def _check_raster(frame: Frame, raster) -> None:
+    values = raster.values
+    assert values.dtype == np.uint8 and values.ndim == 2 and values.size and values.flags.c_contiguous
+    assert raster.axes in _pairs(frame)
+    assert raster.x0 != raster.x1 and raster.y0 != raster.y1
+    assert (raster.paints is None) != (raster.range is None)
+    if raster.paints is not None:
+        shown = values[values != 255]
+        assert not shown.size or int(shown.max()) < len(raster.paints)
+        for paint in raster.paints:
+            _check_paint(paint)
+
+
+def _check_series(frame: Frame, series) -> None:
+    assert series.x.dtype == series.y.dtype == np.float32 and series.x.shape == series.y.shape and series.x.ndim == 1
+    assert series.kind in ("line", "markers", "steps", "bars") and series.axes in _pairs(frame)
+    assert series.base is None or (series.base.dtype == np.float32 and series.base.shape == series.x.shape)
+    assert not np.isinf(series.x).any() and not np.isinf(series.y).any()
+    _check_paint(series.paint)
+
+
+def _check_paint(paint) -> None:
+    assert paint.color in table() and paint.hatch in HATCHES and 0 < paint.alpha <= 1, paint
+
+
+def frame_bytes(frame: Frame) -> bytes:
+    """Everything that a frame says, as bytes."""
+    arrays = [r.values for r in frame.rasters] + [a for s in frame.series for a in (s.x, s.y, s.base) if a is not None]
+    rest = [(r.name, r.x0, r.x1, r.y0, r.y1, r.paints, r.axes) for r in frame.rasters]
+    rest += [(s.name, s.kind, s.paint, s.width, s.axes, s.symbol) for s in frame.series]
+    said = repr((frame.view, frame.title, frame.badges, frame.axes, rest, frame.labels, frame.marks, frame.legend, frame.summary))
+    return said.encode() + b"".join(a.tobytes() for a in arrays)
