@@ -6,6 +6,7 @@ import argparse
 import os
 import socket
 import sys
+import threading
 
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -81,19 +82,22 @@ def main(argv: list[str] | None = None) -> int:
     except EngineError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    serve(source, args)
+    print(f"Glass Engine: http://{'localhost' if args.host in ('0.0.0.0', '127.0.0.1') else args.host}:{args.port}", flush=True)
+    return wait_forever()
+
+
+def serve(source: SwitchingSource, args: argparse.Namespace) -> None:
+    """Start the web server; returns at once."""
     hub = Hub(source, load_views(), caption=caption, default_views=("blocks", "batching"), title="Glass Engine")
     page().launch(
         server_name=args.host, server_port=args.port, app_kwargs={"routes": routes(hub)}, ssr_mode=False, css=PAGE_CSS,
         footer_links=[], quiet=True, prevent_thread_lock=True,
     )  # fmt: skip
-    print(f"Glass Engine: http://{'localhost' if args.host in ('0.0.0.0', '127.0.0.1') else args.host}:{args.port}", flush=True)
-    return wait_forever()
 
 
 def wait_forever() -> int:
     """Until Ctrl-C."""
-    import threading
-
     try:
         threading.Event().wait()
     except KeyboardInterrupt:

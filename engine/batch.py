@@ -67,6 +67,7 @@ class Batch:
     block_table: torch.Tensor
     logits_rows: torch.Tensor
     host: HostBatch
+    attention_plan: object | None = None  # the attention variant's own, made once a step
 
 
 def build_host(plan: StepPlan, sequences: Mapping[int, Sequence], pool: PagePool) -> HostBatch:
@@ -103,7 +104,7 @@ def build_host(plan: StepPlan, sequences: Mapping[int, Sequence], pool: PagePool
     )
 
 
-def to_device(host: HostBatch, device: torch.device, last_token: torch.Tensor) -> Batch:
+def to_device(host: HostBatch, device: torch.device, last_token: torch.Tensor, attention_plan: object | None = None) -> Batch:
     """The device half. `last_token` int64 [rows] holds each row slot's newest sampled token."""
 
     def put(array: np.ndarray) -> torch.Tensor:
@@ -115,5 +116,5 @@ def to_device(host: HostBatch, device: torch.device, last_token: torch.Tensor) -
         token_ids = torch.where(put(host.from_row), last_token[put(of_token)], token_ids)
     return Batch(
         token_ids, put(host.positions), put(host.slot_mapping), put(host.cu_seqlens), put(host.seq_lens),
-        put(host.block_table), put(host.logits_rows), host,
+        put(host.block_table), put(host.logits_rows), host, attention_plan,
     )  # fmt: skip

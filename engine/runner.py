@@ -110,7 +110,7 @@ class ModelRunner:
             self.attention.copy_pages(torch.from_numpy(host.copies).to(self.device))
         if host.num_tokens == 0:
             return PendingStep(step_id, (), None)
-        batch = to_device(host, self.device, self.last_token)
+        batch = to_device(host, self.device, self.last_token, self.attention.plan(host))
         hidden = self.model.forward(batch, self.attention, self.ops, probe)
         if not rows.seq_ids:
             return PendingStep(step_id, (), None)

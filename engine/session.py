@@ -175,7 +175,7 @@ class Session:
             )  # fmt: skip
         if chat and tokenizer.has_chat_template:
             messages = [*([{"role": "system", "content": system}] if system else []), {"role": "user", "content": text}]
-            ids = tokenizer.chat(messages)
+            _, ids = tokenizer.chat(messages)
         else:
             ids = tokenizer.encode(text)
         return Prompt(text, tuple(ids), sampling, priority, after_steps)

@@ -198,7 +198,9 @@ def _series(series: Series, theme: str) -> go.Scatter | go.Bar:
         return go.Bar(**common | {"y": series.y - base}, base=base, width=series.width, marker=marker)
     if series.kind == "markers":
         return go.Scatter(
-            mode="markers", marker={"symbol": series.symbol, "color": color, "size": max(series.width, 5), "line": {"color": line, "width": 1.5}}, **common
+            mode="markers",
+            marker={"symbol": series.symbol, "color": color, "size": max(series.width, 5), "line": {"color": line, "width": 1.5}},
+            **common,
         )
     shape = {
         "color": line,

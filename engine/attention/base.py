@@ -9,11 +9,14 @@ from typing import Protocol
 
 import torch
 
-from engine.batch import Batch
+from engine.batch import Batch, HostBatch
 
 
 class Attention(Protocol):
     """One KV group's cache of one room's pages, as the model sees it."""
+
+    def plan(self, host: HostBatch) -> object | None:
+        """Made once a step, handed to every layer as batch.attention_plan."""
 
     def write(self, layer: int, k: torch.Tensor, v: torch.Tensor, batch: Batch) -> None:
         """Keep k and v [t, kv_heads, head_dim] of `layer` in the batch's slots."""

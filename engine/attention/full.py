@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import torch
 
-from engine.batch import Batch
+from engine.batch import Batch, HostBatch
 from engine.config import ModelConfig
-from engine.ops import Ops
+from engine.ops import Ops, torch_ops
 
 
 def bytes_per_token(config: ModelConfig, itemsize: int) -> int:
@@ -36,16 +36,25 @@ class FullAttention:
         self.page_size = page_size
         self.scale = dim**-0.5
         self.ops = ops
+        self.on_reference = ops.paged_attention is torch_ops().paged_attention
         self.k = [flat.as_strided(shape, stride, (2 * layer) * part) for layer in range(config.num_layers)]
         self.v = [flat.as_strided(shape, stride, (2 * layer + 1) * part) for layer in range(config.num_layers)]
+
+    def plan(self, host: HostBatch) -> object | None:
+        """What every layer of a step can share: the reference's gather indices; the kernel needs nothing."""
+        if not self.on_reference:
+            return None
+        device = self.arena.device
+        return self.ops.plan_attention(host.block_table, host.cu_seqlens, host.seq_lens, self.page_size, host.num_tokens, device=device)
 
     def write(self, layer: int, k: torch.Tensor, v: torch.Tensor, batch: Batch) -> None:
         self.ops.kv_write(k, v, self.k[layer], self.v[layer], batch.slot_mapping)
 
     def attend(self, layer: int, q: torch.Tensor, batch: Batch) -> torch.Tensor:
         return self.ops.paged_attention(
-            q, self.k[layer], self.v[layer], batch.block_table, batch.cu_seqlens, batch.seq_lens, self.scale, batch.host.max_query_len
-        )
+            q, self.k[layer], self.v[layer], batch.block_table, batch.cu_seqlens, batch.seq_lens, self.scale,
+            batch.host.max_query_len, host=batch.attention_plan,
+        )  # fmt: skip
 
     def copy_pages(self, copies: torch.Tensor) -> None:
         self.arena[copies[:, 1]] = self.arena[copies[:, 0]]

@@ -162,7 +162,11 @@ def write_tokenizer(file: Path, reader: GGUFReader, folder: Path, max_length: in
     SmolLM's `tokenizer.ggml.pre` and leaves digits together, so that rule is put back here."""
     from tokenizers import pre_tokenizers
     from transformers import AutoTokenizer
-    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+
+    try:  # not in every transformers; where it is missing, no rule is put in by transformers either
+        from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+    except ImportError:
+        GGUF_PRE_TOKENIZER_SPLITS = {}
 
     model, pre = _value(reader, "tokenizer.ggml.model", None), _value(reader, "tokenizer.ggml.pre", None)
     if model == "gpt2" and pre not in {"smollm", "gpt-2", *GGUF_PRE_TOKENIZER_SPLITS}:

@@ -131,6 +131,7 @@ class Watch:
         scheduler = self.core.rooms[self.room].scheduler
         scheduler.check_integrity()
         step = record.plan.step_id
+        assert record.error is None or "the fake device" in record.error.sentence, record.error.sentence
         assert step not in self.plans, f"step {step} was recorded twice"
         assert not self.plans or step == max(self.plans) + 1, f"step {step} follows {max(self.plans, default=None)}"
         self.plans[step] = record.plan

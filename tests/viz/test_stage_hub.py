@@ -142,7 +142,8 @@ def test_commands_are_answered_even_when_they_fail():
 @pytest.mark.parametrize(
     "text",
     [
-        "", "{", "[]", "null", "1e999", '{"t":"nothing"}', '{"t":{}}', "[" * 60_000, '{"t":"command"}', '{"t":"command","name":1,"args":{}}',
+        "", "{", "[]", "null", "1e999", '{"t":"nothing"}', '{"t":{}}', "[" * 60_000, '{"t":"command"}',
+        '{"t":"command","name":1,"args":{}}',
         '{"t":"view","panels":[{"view":["x"]},7,{"view":"blocks","w":1e300,"h":"x"}],"state":{"step":NaN,"theme":[],"views":[[]],"language":7}}',
         '{"t":"view","max_fps":-1,"state":[],"panels":{}}', '{"t":"view","state":{"step":' + "9" * 4000 + ',"ranges":[1e999,"a"]}}',
         '{"t":"drawn"}', '{"t":"view","state":{"selection":"\\ud800"}}', "x" * 70_000, '{"t":"view","state":{"step":' + "9" * 5000 + "}}",

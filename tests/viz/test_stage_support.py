@@ -158,8 +158,8 @@ def _blocks(trace: Trace, state: ViewState) -> Frame:
     axes = {"xaxis": {"range": [-0.5, 11.5], "visible": False}, "yaxis": {"range": [7.5, -0.5], "visible": False}}
     used = int(np.count_nonzero((owner > 0) & (owner < 7)))
     legend = (paints[0], paints[7], Paint(request_color(0), "in use"))
-    return Frame("blocks", "Paged blocks", (Badge("state"),), axes, (Raster("pool", cells, -0.5, 11.5, -0.5, 7.5, paints),), (), tuple(labels[:40]),
-                 tuple(marks), legend, f"{used} of 96 blocks are in use.")  # fmt: skip
+    raster, summary = Raster("pool", cells, -0.5, 11.5, -0.5, 7.5, paints), f"{used} of 96 blocks are in use."
+    return Frame("blocks", "Paged blocks", (Badge("state"),), axes, (raster,), (), tuple(labels[:40]), tuple(marks), legend, summary)
 
 
 def _attention(trace: Trace, state: ViewState) -> Frame:
@@ -204,8 +204,8 @@ def _heavy(trace: Trace, state: ViewState) -> Frame:
         for i in range(150)
     ]
     axes = {"xaxis": {"range": [at, at + 500], "title": {"text": "step"}}, "yaxis": {"range": [100, 0], "title": {"text": "row"}}}
-    return Frame("heavy", "Heavy", (Badge("state"),), axes, (Raster("cells", cells, at, at + 500, 0, 100, paints),), (), tuple(labels), tuple(marks),
-                 (paints[0], paints[7]), f"Heavy at {at}")  # fmt: skip
+    raster, legend = Raster("cells", cells, at, at + 500, 0, 100, paints), (paints[0], paints[7])
+    return Frame("heavy", "Heavy", (Badge("state"),), axes, (raster,), (), tuple(labels), tuple(marks), legend, f"Heavy at {at}")
 
 
 def _hostile(trace: Trace, state: ViewState) -> Frame:

@@ -21,7 +21,7 @@ Slots = Callable[[Trace, tuple[int, ...], str | None], Mapping[int, int | None]]
 
 
 def chips(trace: Trace, step: int | None, selection: str | None = None, slots: Slots = hues_of) -> dict[str, object]:
-    """{"items": [{id, name, slot, state, tokens, max, done, of, why, prompt}], "more": how many were left out}."""
+    """{"items": [{id, request, name, slot, state, tokens, max, done, of, why, prompt}], "more": how many were left out}."""
     at = trace.clamp(step)
     if at is None:
         return {"items": [], "more": 0}
@@ -62,6 +62,7 @@ def _chip(trace: Trace, seq_id: int, state: str, got: np.ndarray, why: str = "",
     tokens = int(got["position"].max()) - prompt + 1 if len(got) else max(computed - prompt, 0)
     return {
         "id": f"seq:{seq_id}",
+        "request": info.request_id if info else None,
         "name": trace.name(seq_id),
         "state": state,
         "tokens": max(tokens, 0),

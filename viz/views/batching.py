@@ -10,8 +10,9 @@ from __future__ import annotations
 import numpy as np
 
 from engine.trace import Trace
-from viz.layout import Sheet, badges, merged, message, too_small
-from viz.select import Cell, Identity, Lanes, Run, identity, lanes, live_at, prompt_len, queue, work_kinds
+from viz.lanes import Cell, Lanes, Run, lanes, queue, work_kinds
+from viz.layout import Sheet, badges, merged, message, too_small, visible, wrap
+from viz.select import Identity, identity, live_at, prompt_len
 from viz.theme import NUM_REQUEST_COLORS, request_color
 from viz.view import Ask, Badge, Frame, Mark, Paint, Raster, Series, View, ViewState
 from viz.words.caption import reason_words
@@ -27,7 +28,6 @@ _PAINTS = (
     Paint("free", hatch="diagonal"),
     Paint("error", hatch="cross"),
 )
-_SUBROWS = 12
 _IDLE, _FAILED, _CLEAR = len(_PAINTS) - 2, len(_PAINTS) - 1, 255
 
 
@@ -56,6 +56,7 @@ class _Picture:
 
     def __init__(self, trace: Trace, state: ViewState, step: int) -> None:
         self.trace, self.state, self.step = trace, state, step
+        self.now = trace.rows("steps", step, step)[0]
         self.t: Words = words(state.language)
         self.sheet = Sheet(state)
         self.who: Identity = identity(trace, step, state.selection)
@@ -76,9 +77,11 @@ class _Picture:
         bottom = sheet.height - 10 - bars - sheet.line - 12  # of the slots: ticks and bars follow
         self.row = float(np.clip((bottom - self.slots_top) / wanted, MIN_ROW, MAX_ROW))
         fits = max(int((bottom - self.slots_top) / self.row), 1)
-        self.rows = wanted if wanted <= fits else max(fits - 1, 1)
+        more = -(-sheet.line // self.row)  # slots that the line "+27 slots" takes
+        self.rows = wanted if wanted <= fits else max(int(fits - more), 1)
+        self.fine = int(np.clip(self.row / 4, 4, 9))  # raster rows a slot, the last one a gap
         self.slots_bottom = self.slots_top + self.rows * self.row
-        self.ticks_y = self.slots_bottom + (self.row if self.rows < wanted else 0) + 4 + sheet.line / 2
+        self.ticks_y = self.slots_bottom + (sheet.line if self.rows < wanted else 0) + 4 + sheet.line / 2
         self.bars_top, self.bars_bottom = self.ticks_y + sheet.line / 2 + 6, sheet.height - 10
 
     def x(self, step: float) -> float:
@@ -86,8 +89,8 @@ class _Picture:
         return self.left + (step - self.first) * self.column
 
     def y(self, row: float) -> float:
-        """Pixel of the middle of a slot."""
-        return self.slots_top + (row - 0.5) * self.row
+        """Pixel of the middle of a slot, its gap below left out."""
+        return self.slots_top + (row - 0.5 - 0.5 / self.fine) * self.row
 
     def frame(self) -> Frame:
         sheet, ends = self.sheet, (self.first - 0.5, self.first + self.columns - 0.5)
@@ -117,19 +120,22 @@ class _Picture:
         if not len(waits):
             sheet.put(self.t("batching.nobody"), 12, 8 + sheet.line / 2, "muted")
             return []
-        shown = len(waits) if len(waits) <= self.queue_lines else self.queue_lines - 1
-        marks = []
-        for i, row in enumerate(waits[:shown]):
-            y = 8 + (i + 0.5) * sheet.line
-            text = reason_words(row, self.trace, self.state.language)
-            seq_id = int(row["seq_id"])
-            label = sheet.put(text, 20, y, room=sheet.width - 40)
-            if label is not None:
-                span = sheet.span(label.text)
-                outline = f"{self.who.color(seq_id)}-line"
-                marks.append(Mark(f"seq:{seq_id}", 12, 28 + span, y - sheet.line / 2 + 1, y + sheet.line / 2 - 1, text, outline))
+        marks, line, shown = [], 0, 0
+        for i, row in enumerate(waits[: self.queue_lines]):
+            text, seq_id = reason_words(row, self.trace, self.state.language), int(row["seq_id"])
+            parts = wrap(visible(text), int((sheet.width - 40) / sheet.advance))
+            room = self.queue_lines - line - (i + 1 < len(waits))  # a line is kept for "+2 more wait"
+            if room < 1:
+                break
+            y0, parts = 8 + line * sheet.line, [*parts[: room - 1], " ".join(parts[room - 1 :])] if len(parts) > room else parts
+            for part in parts:
+                sheet.put(part, 20, 8 + (line + 0.5) * sheet.line, room=sheet.width - 40)
+                line += 1
+            x1, outline = min(28 + max(map(sheet.span, parts)), sheet.width - 4), f"{self.who.color(seq_id)}-line"
+            marks.append(Mark(f"seq:{seq_id}", 12, x1, y0 + 1, 8 + line * sheet.line - 1, text, outline))
+            shown += 1
         if shown < len(waits):
-            sheet.put(self.t("batching.more_wait", n=len(waits) - shown), 20, 8 + (shown + 0.5) * sheet.line, "muted")
+            sheet.put(self.t("batching.more_wait", n=len(waits) - shown), 20, 8 + (line + 0.5) * sheet.line, "muted")
         return marks
 
     # ---- slots ----
@@ -142,8 +148,8 @@ class _Picture:
         kind[list(_KINDS)] = range(len(_KINDS))
         values = hue * len(_KINDS) + kind[cells]
         values[cells == Cell.IDLE], values[cells == Cell.FAILED], values[cells == Cell.NOTHING] = _IDLE, _FAILED, _CLEAR
-        lines = np.repeat(values.astype(np.uint8), _SUBROWS, 0)
-        lines[0::_SUBROWS] = lines[_SUBROWS - 1 :: _SUBROWS] = _CLEAR  # a gap between slots
+        lines = np.repeat(values.astype(np.uint8), self.fine, 0)
+        lines[self.fine - 1 :: self.fine] = _CLEAR  # a gap between slots
         half = 0.5
         return Raster("slots", lines, self.first - half, self.first + self.columns - half, half, self.rows + half, _PAINTS, axes="x2y2")
 
@@ -158,7 +164,7 @@ class _Picture:
                 sheet.put(t("batching.slot", n=row), self.left - 8, self.y(row), "muted", anchor="right")
         if self.rows < len(self.lanes.cells):
             hidden = len(self.lanes.cells) - self.rows
-            sheet.put(t("batching.more_slots", n=hidden), self.left - 8, self.y(self.rows + 1), "muted", anchor="right")
+            sheet.put(t("batching.more_slots", n=hidden), self.left - 8, self.slots_bottom + sheet.line / 2, "muted", anchor="right")
         if self.right < sheet.width - 20:
             for row in range(1, self.rows + 1):
                 text = self._now(now.get(row), held.get(row))
@@ -169,7 +175,7 @@ class _Picture:
                 continue
             name, color = self.trace.name(run.seq_id), self.who.color(run.seq_id)
             text = t("batching.mark.run", who=name, row=run.row, first=run.first, last=run.last)
-            y0, y1 = run.row - 0.5 + 1 / _SUBROWS, run.row + 0.5 - 1 / _SUBROWS
+            y0, y1 = run.row - 0.5, run.row + 0.5 - 1 / self.fine
             marks.append(Mark(f"seq:{run.seq_id}", run.first - 0.5, run.last + 0.5, y0, y1, text, f"{color}-line", axes="x2y2"))
         for run in sorted(self.lanes.runs, key=lambda r: (-r.last, r.first - r.last)):
             if run.row <= self.rows and len(sheet.labels) < 32:
@@ -190,7 +196,7 @@ class _Picture:
 
     def _now(self, work: np.void | None, held: int | None) -> str:
         t = self.t
-        if self.trace.step(self.step).step["failed"] and work is not None:
+        if self.now["failed"] and work is not None:
             return t("batching.now.failed")
         if work is None:
             return t("batching.now.idle") if held is None else t("batching.now.held", who=self.trace.name(held))
@@ -215,7 +221,8 @@ class _Picture:
                 before = [r for r in ends.get(int(event["seq_id"]), ()) if r.last <= event["step_id"] and r.row <= self.rows]
                 if before:
                     run = max(before, key=lambda r: r.last)
-                    places.append((run.last + 0.5 - 8 / self.column, run.row))
+                    inside = (run.last + 1 - run.first) * self.column >= self.sheet.span(trace.name(run.seq_id)) + 24
+                    places.append((run.last + 0.5 - (8 / self.column if inside else 0), run.row - 0.5 / self.fine))
         made = []
         for table, symbol, paint in (("finishes", "circle", Paint("ink")), ("preempts", "x", Paint("error"))):
             at = np.array(found[table], np.float32).reshape(-1, 2)
@@ -232,7 +239,7 @@ class _Picture:
         gap = next((n for n in (5, 10, 20, 50) if n * self.column >= 5 * sheet.advance), 100)
         for at in range(-(-self.first // gap) * gap, self.first + self.columns, gap):
             sheet.put(f"{at:,}", self.x(at + 0.5), self.ticks_y, "muted", anchor="center")
-        budget = int(self.trace.step(step).step["token_budget"])
+        budget = int(self.now["token_budget"])
         used = int(self.lanes.num_tokens[step - self.first])
         middle = (self.bars_top + self.bars_bottom) / 2
         at_budget = self.bars_bottom - (self.bars_bottom - self.bars_top) * budget / most
@@ -272,6 +279,8 @@ class _Picture:
         paints = [
             Paint("request-other", self.t(f"batching.legend.{kind.name.lower()}"), hatch, alpha) for kind, (hatch, alpha) in _KINDS.items()
         ]
+        if (self.lanes.cells == Cell.FAILED).any():
+            paints.append(Paint("error", self.t("batching.legend.failed"), "cross"))
         return (*paints, Paint("free", self.t("batching.legend.idle"), "diagonal"))
 
 

@@ -20,7 +20,7 @@ from viz.words.catalogue import words
 
 ALL = -1
 MAX_CELLS = 192
-MIN_CELL = 32  # px from cell to cell; 28 of them are the cell
+MIN_CELL, MAX_CELL = 32, 64  # px from cell to cell; at least 28 of them are the cell
 _HUES = [request_color(i) for i in range(NUM_REQUEST_COLORS)] + [request_color(None)]
 _WASTE, _CACHED, _PENDING, _FREE, _CLEAR = 7, 8, 9, 10, 255
 _PAINTS = (*map(Paint, _HUES), Paint("waste", hatch="diagonal"), Paint("cached"), Paint("cached", hatch="dots"), Paint("free"))
@@ -58,26 +58,35 @@ class _Picture:
             for index, page in enumerate(table):
                 self.places.setdefault(page, []).append((seq_id, index))
         sheet = self.sheet
-        self.table_right = round(sheet.advance * (16 if sheet.width >= 70 * sheet.advance else 11)) + 12
+        self.narrow = sheet.width < 62 * sheet.advance  # then the table is one line
+        wide = sheet.width >= 70 * sheet.advance
+        self.table_right = 0 if self.narrow else round(sheet.advance * (16 if wide else 11)) + 12
         self.left = self.table_right + round(sheet.advance * max(len(f"{self.cells.num_pages:,}"), 3)) + 14
-        self.right, self.top = sheet.width - 12, 8 + sheet.line + 6
+        self.right, self.top = sheet.width - 12, 8 + sheet.line * (2 if self.narrow else 1) + 6
         self._grid()
 
     def _grid(self) -> None:
-        """Columns and cell size: the largest cells that fit."""
-        pages, room = max(self.cells.num_pages, 1), max(self.sheet.height * 0.58 - self.top, MIN_CELL)
-        wide = self.right - self.left
-        self.dense, self.per_cell = True, 1
-        for columns in range(4, int(wide / MIN_CELL) + 1, 4):
-            rows = -(-pages // columns)
-            if rows * MIN_CELL <= room and pages <= MAX_CELLS:
-                self.dense, self.columns, self.rows = False, min(columns, pages), rows
-                self.pitch_x = min(wide / columns, 76)
-                self.pitch_y = min(max(room / rows, MIN_CELL), 56)
-                break
+        """Columns and cell size: the largest cells that fit, if need be without slabs; else a density map."""
+        pages, wide, height = max(self.cells.num_pages, 1), self.right - self.left, self.sheet.height
+        usual = max(height * (0.78 if self.narrow else 0.58) - self.top, MIN_CELL)
+        all_but_title = height - self.top - self.sheet.line - 18
+        self.dense, self.per_cell = pages > MAX_CELLS, 1
+        fits = [
+            (room, columns)
+            for room in (usual, all_but_title)
+            for columns in range(4, int(wide / MIN_CELL) + 1, 4)
+            if -(-pages // columns) * MIN_CELL <= room and (wide / columns <= MAX_CELL or columns >= pages)
+        ]
+        if self.dense or not fits:
+            self.dense = True
+            self._density(pages, wide, usual)
         else:
-            self._density(pages, wide, room)
-        self.bottom = self.top + self.rows * self.pitch_y
+            room, columns = fits[0]
+            self.columns, self.rows = min(columns, pages), -(-pages // columns)
+            self.pitch_x = min(wide / columns, MAX_CELL)
+            self.pitch_y = min(max(room / self.rows, MIN_CELL), 40)
+        entries = 0 if self.narrow else min(len(self.cells.tables.get(self.chosen, ())), 6)
+        self.bottom = self.top + max(self.rows * self.pitch_y, min(entries * self.sheet.line, usual))
 
     def _density(self, pages: int, wide: float, room: float) -> None:
         size = next((s for s in (16, 12, 10, 8, 6, 5, 4) if int(wide / s) * int(room / s) >= pages), 4)
@@ -96,8 +105,8 @@ class _Picture:
     def frame(self) -> Frame:
         sheet, t = self.sheet, self.t
         rasters = (self._density_raster() if self.dense else self._cell_raster(), *self._slabs())
-        sheet.put(self._count(), self.left, 8 + sheet.line / 2, room=self.right - self.left)
-        links = self._table()
+        sheet.put(self._count(), 12 if self.narrow else self.left, 8 + sheet.line / 2, room=self.right - 12)
+        links = self._table_line() if self.narrow else self._table()
         if not self.dense:
             self._cell_texts()
         p = self.padded
@@ -114,6 +123,8 @@ class _Picture:
         free = c.num_pages - held - pending
         text = self.t("blocks.count.cached" if cached else "blocks.count", held=held, total=c.num_pages, free=free, cached=cached)
         text += self.t("blocks.count.pending", pending=pending) if pending else ""
+        if self.sheet.span(text) > self.right - (12 if self.narrow else self.left):
+            return self.t("blocks.count.short", held=held, total=c.num_pages, free=free)
         places = held * c.page_size
         filled = int(c.used[1:][c.state[1:] == PageState.HELD].sum())
         more = text + self.t("blocks.paged", percent=percent(places - filled, places))
@@ -236,6 +247,23 @@ class _Picture:
             text = self.t("blocks.mark.bin", first=first, last=last, held=held, cached=cached)
             y0, y1 = self.top + row * self.pitch_y, self.top + min(row + tall, self.rows) * self.pitch_y
             yield Mark(f"page:{first}", self.left, self.left + self.columns * self.pitch_x, y0, y1, text)
+        yield from self._mine()
+
+    def _mine(self) -> Iterator[Mark]:
+        """The shown request's blocks on the density map, outlined: runs of neighbours, the first of them."""
+        cells = sorted({(page - 1) // self.per_cell for page in self.cells.tables.get(self.chosen, ())})
+        runs: list[list[int]] = []
+        for cell in cells:
+            if runs and cell == runs[-1][1] + 1 and cell % self.columns:
+                runs[-1][1] = cell
+            else:
+                runs.append([cell, cell])
+        for first, last in runs[:24]:
+            x0, _, y0, y1 = self.cell(first * self.per_cell + 1)
+            x1 = self.cell(last * self.per_cell + 1)[1]
+            pages = {"first": first * self.per_cell + 1, "last": min((last + 1) * self.per_cell, self.cells.num_pages)}
+            text = self.t("blocks.mark.run", who=self.trace.name(self.chosen), **pages)
+            yield Mark(f"page:{pages['first']}", x0, x1, y0, y1, text, "ink")
 
     # ---- the block table ----
 
@@ -282,6 +310,15 @@ class _Picture:
         xy = np.array(points, np.float32).reshape(-1, 2)
         return Series("links", xy[:, 0].copy(), xy[:, 1].copy(), "line", Paint(f"{self.who.color(self.chosen)}-line", alpha=0.8), 1.5)
 
+    def _table_line(self) -> Series:
+        """The whole table in one line, for a narrow panel; no links."""
+        sheet, table = self.sheet, self.cells.tables.get(self.chosen, ())
+        text = self.t("blocks.table.none")
+        if table:
+            text = self.t("blocks.table.line", who=self.trace.name(self.chosen), pages=" ".join(f"{page:,}" for page in table))
+        sheet.put(text, 12, 8 + sheet.line * 1.5, "ink" if table else "muted", room=self.right - 12)
+        return Series("links", np.zeros(0, np.float32), np.zeros(0, np.float32))
+
     # ---- padded slabs ----
 
     def _slabs(self) -> tuple[Raster, ...]:
@@ -291,10 +328,13 @@ class _Picture:
         y = self.bottom + 10 + sheet.line / 2
         numbers = {"stored": p.stored, "reserved": p.reserved, "percent": percent(p.reserved - p.stored, p.reserved)}
         title = t("blocks.slabs", **numbers)
-        title = title if sheet.span(title) <= sheet.width - 24 else t("blocks.slabs.short", **numbers)
+        for key in ("blocks.slabs.short", "blocks.slabs.shortest"):
+            title = title if sheet.span(title) <= sheet.width - 24 else t(key, **numbers)
         sheet.put(title, 12, y, weight=700, room=sheet.width - 24)
         top, least = y + sheet.line / 2 + 4, max(round(sheet.font * 1.3), 16)
-        fits = max(int((sheet.height - 8 - top) / least), 1)
+        fits = int((sheet.height - 8 - top) / least)
+        if fits < 1:
+            return ()
         slabs = p.slabs if len(p.slabs) <= fits else self._most_wanted(fits - 1)
         lane = min((sheet.height - 8 - top) / (len(slabs) + (len(slabs) < len(p.slabs))), 34)
         left, right = 12, sheet.width - 16 - round(sheet.advance * 19)

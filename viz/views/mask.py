@@ -47,7 +47,7 @@ class _Picture:
         sheet = self.sheet
         self.left, right = round(sheet.advance * (17 if sheet.width >= 80 * sheet.advance else 14)), round(sheet.advance * 11)
         self.top = 8 + 2 * sheet.line + 4
-        bottom = sheet.height - 2 * sheet.line - 16
+        bottom = sheet.height - (3 if len(self.works) > 8 else 2) * sheet.line - 16
         min_row = max(MIN_ROW, round(sheet.font * 1.3))
         chosen = selected(trace, step, state.selection)
         room = (max(int((bottom - self.top) / min_row), 1), max(int((sheet.width - self.left - right) / MIN_COL), FOLD_WIDTH + 1))
@@ -71,13 +71,13 @@ class _Picture:
         sheet.put(t("mask.keys"), self.left - 10, 8 + sheet.line / 2, "muted", anchor="right")
         sheet.put(t("mask.queries"), self.left - 10, 8 + sheet.line * 1.5, "muted", anchor="right")
         chosen = self._chosen()
+        self._sentence(chosen)
+        if folded.hidden:
+            sheet.put(t("mask.more_requests", n=folded.hidden), self.left - 10, self.bottom + sheet.line / 2 + 4, "muted", anchor="right")
         for block in folded.blocks:
             self._names(block)
         for block in folded.blocks:
             self._counts(block)
-        if folded.hidden:
-            sheet.put(t("mask.more_requests", n=folded.hidden), self.left - 10, self.bottom + sheet.line / 2 + 4, "muted", anchor="right")
-        self._sentence(chosen)
         legend = (
             Paint("request-other", t("mask.legend.allowed")),
             Paint("request-other", t("mask.legend.causal"), alpha=0.22),

@@ -14,14 +14,15 @@ from functools import lru_cache
 import numpy as np
 
 from engine.trace import Trace
+from viz.lanes import queue
 from viz.layout import MAX_LABELS, Sheet, badges, merged, message, text_em, too_small, visible
-from viz.select import Token, identity, live_at, newest_tokens, prompt_len, queue, selected, tail
+from viz.select import Token, identity, live_at, newest_tokens, prompt_len, selected, tail
 from viz.theme import NUM_REQUEST_COLORS, request_color
 from viz.view import Ask, Badge, Frame, Mark, Paint, Raster, Series, View, ViewState
 from viz.words.caption import finish_words
 from viz.words.catalogue import words
 
-WEIGHTS = ((0.25, 1.5), (0.5, 3.0), (0.75, 4.5), (1.01, 6.0))  # probability below → width of the line in px
+WEIGHTS = (1.5, 3.0, 4.5, 6.0)  # px of the line under a token, by quarter of its probability
 MAX_CARDS = 8
 
 
@@ -165,13 +166,13 @@ class _Picture:
             x1 = x + (piece.column + text_em(piece.text)) * sheet.font
             x0 = x1 - text_em(text) * sheet.font
             p = token.probability
-            level = next((i for i, (below, _) in enumerate(WEIGHTS) if p < below), len(WEIGHTS) - 1)
+            level = min(int(p * len(WEIGHTS)), len(WEIGHTS) - 1)
             self.segments[level].append((x0 + 1, x1 - 1, y + half + 3))
             n = token.position - prompt + 1
-            said = self.t("tokens.mark", who=who, n=n, text=visible(token.text), percent=_percent(p))
+            said = _says(who, n, token.text, p, self.state.language)
             mark = f"token:{seq_id}:{token.position}"
             outline = "accent" if token.step_id == self.step else None
-            box = (x0 - 2, x1 + 2, y - self.line / 2 + 2, y + self.line / 2)
+            box = (x0 - 3, x1 + 3, y - self.line / 2 + 2, y + self.line / 2)
             self.marks.append(Mark(mark, *box, said, outline, self._options(token, 5)))
 
     def _state(self, seq_id: int) -> str:
@@ -185,18 +186,19 @@ class _Picture:
         return t("tokens.running" if work is not None else "tokens.waiting", n=got, total=total)
 
     def _options(self, token: Token, most: int) -> str:
-        text, language = self.trace.token_text, self.state.language
-        return "  ".join([_option(text(i), p, language) for i, p in token.top[:most]])
+        texts = self.trace.token_texts
+        found = tuple([texts.get(i) or self.trace.token_text(i) for i, _ in token.top[:most]])
+        return _options(found, token.top[:most], self.state.language)
 
     def _underlines(self) -> list[Series]:
         made = []
-        for (below, width), segments in zip(WEIGHTS, self.segments):
+        for quarter, (width, segments) in enumerate(zip(WEIGHTS, self.segments)):
             x = np.full((len(segments), 3), np.nan, np.float32)
             y = np.full((len(segments), 3), np.nan, np.float32)
             if segments:
                 at = np.array(segments, np.float32)
                 x[:, 0], x[:, 1], y[:, 0], y[:, 1] = at[:, 0], at[:, 1], at[:, 2], at[:, 2]
-            made.append(Series(f"probability below {min(below, 1):.0%}", x.ravel(), y.ravel(), "line", Paint("ink", alpha=0.75), width))
+            made.append(Series(f"probability, quarter {quarter + 1}", x.ravel(), y.ravel(), "line", Paint("ink", alpha=0.75), width))
         return made
 
     # ---- the selected token ----
@@ -243,9 +245,16 @@ def _parts(pieces: list[Piece]) -> list[tuple[str, float, bool]]:
     return parts
 
 
+@lru_cache(maxsize=8192)  # the same tokens are drawn step after step
+def _options(texts: tuple[str, ...], top: tuple[tuple[int, float], ...], language: str) -> str:
+    t = words(language)
+    chances = [_percent(math.exp(min(logprob, 0.0))) for _, logprob in top]
+    return "  ".join(t("tokens.option", text=visible(text).strip(), percent=p) for text, p in zip(texts, chances))
+
+
 @lru_cache(maxsize=8192)
-def _option(text: str, logprob: float, language: str) -> str:
-    return words(language)("tokens.option", text=visible(text).strip(), percent=_percent(math.exp(min(logprob, 0.0))))
+def _says(who: str, n: int, text: str, p: float, language: str) -> str:
+    return words(language)("tokens.mark", who=who, n=n, text=visible(text), percent=_percent(p))
 
 
 def _percent(p: float) -> str:

@@ -32,6 +32,7 @@ def caption(trace: Trace, step_id: int | None, language: str = "en") -> str:
     facts: list[str] = []
     for tell in (_preempted, _finished, _joined, _blocks):
         facts += tell(trace, now, t)
+    facts += _chunks(trace, now, t)
     if not facts:
         facts = _plain(trace, now, t)
     said = t("caption", step=at, facts=facts[0])
@@ -160,13 +161,20 @@ def _blocks(trace: Trace, now: StepTrace, t: Words) -> list[str]:
     return facts
 
 
-def _plain(trace: Trace, now: StepTrace, t: Words) -> list[str]:
+def _chunks(trace: Trace, now: StepTrace, t: Words) -> list[str]:
+    """Prompts (or recomputations) that went on from an earlier step."""
     facts = []
-    for w in now.works[now.works["samples"] == 0]:
+    works = now.works
+    for w in works[(works["samples"] == 0) & (works["start"] != works["num_cached"]) & (works["resumed"] == 0)]:
         info = trace.sequences.get(int(w["seq_id"]))
         key = "plain.recompute" if w["num_recomputed"] else "plain.chunk"
         total = info.num_prompt_tokens if info else 0
         facts.append(t(key, who=_name(trace, w["seq_id"]), n=int(w["num_tokens"]), done=int(w["start"] + w["num_tokens"]), total=total))
+    return facts
+
+
+def _plain(trace: Trace, now: StepTrace, t: Words) -> list[str]:
+    facts = []
     got = list(dict.fromkeys(now.tokens["seq_id"].tolist()))
     if got:
         facts.append(t("plain.token" if len(got) == 1 else "plain.token.many", who=_names(trace, got, t)))

@@ -5,7 +5,7 @@ const escapeAxis = (text) => String(text).slice(0, 200).replace(/&/g, "&amp;").r
 const PLOT_CONFIG = { displayModeBar: false, scrollZoom: true, doubleClick: false, responsive: false, showTips: false, displaylogo: false };
 
 function cleanAxis(axis) {
-  const clean = { ...axis };
+  const clean = structuredClone(axis); // Plotly writes into the ranges that it is given
   if (clean.title !== undefined) clean.title = { ...(typeof clean.title === "object" ? clean.title : {}), text: escapeAxis((clean.title && clean.title.text) ?? clean.title) };
   for (const key of ["ticktext", "categoryarray"]) if (Array.isArray(clean[key])) clean[key] = clean[key].map(escapeAxis);
   for (const key of ["ticksuffix", "tickprefix"]) if (clean[key]) clean[key] = escapeAxis(clean[key]);
@@ -21,7 +21,6 @@ class Axes {
     this.user = {};
     this.shape = "";
     this.last = "";
-    this.busy = 0;
     this.drawn = false;
     this.touched = 0;
     this.holding = false;
@@ -55,7 +54,6 @@ class Axes {
     const traces = this.traces(axes, figure);
     const moving = (axis) => ({ ...axis, range: 0, tickvals: 0, ticktext: 0 });
     const shape = JSON.stringify([Object.entries(axes).map(([n, a]) => [n, moving(a)]), traces, layout.margin, width, height, this.look.generation]);
-    this.busy++;
     if (this.drawn && shape === this.shape && !force) {
       const changes = {};
       for (const [name, axis] of Object.entries(axes)) {
@@ -67,10 +65,9 @@ class Axes {
     } else {
       Plotly.newPlot(this.div, traces, layout, PLOT_CONFIG);
       this.drawn = true;
-      this.div.on("plotly_relayouting", (event) => { this.moved(event); });
-      this.div.on("plotly_relayout", (event) => { if (!this.busy) this.moved(event); });
+      this.div.on("plotly_relayouting", (event) => this.moved(event));
+      this.div.on("plotly_relayout", (event) => this.moved(event));
     }
-    this.busy--;
     this.shape = shape;
     this.projections = null;
   }
@@ -123,11 +120,11 @@ class Axes {
     return [...pairs].map(known).filter(Boolean).map((m) => ({ type: "scatter", mode: "lines", x: [null], y: [null], xaxis: m[1], yaxis: m[2], hoverinfo: "skip" }));
   }
 
+  // A hand moves "xaxis.range[0]"; what we set ourselves arrives as "xaxis.range", later, and is not a wish.
   moved(event) {
-    for (const key of Object.keys(event || {})) {
-      const name = key.split(".")[0];
-      if (AXIS.test(name) && this.div._fullLayout[name]) this.user[name] = this.div._fullLayout[name].range.slice();
-    }
+    const names = Object.keys(event || {}).filter((key) => key.includes(".range[")).map((key) => key.split(".")[0]);
+    if (!names.length) return;
+    for (const name of names) if (this.div._fullLayout[name]) this.user[name] = this.div._fullLayout[name].range.slice();
     this.projections = null;
     this.onmove();
   }
@@ -136,9 +133,7 @@ class Axes {
     this.user = {};
     const changes = {};
     for (const [name, range] of Object.entries(this.home)) if (range && this.div._fullLayout[name]) changes[name + ".range"] = range.slice();
-    this.busy++;
     if (this.drawn) Plotly.relayout(this.div, changes);
-    this.busy--;
     this.projections = null;
     this.onmove();
   }

@@ -8,6 +8,7 @@ class Header {
     this.source = h("span", { class: "glass-source", "data-state": "loading" }, h("i"), h("span"));
     this.rate = h("span", { class: "glass-rate" });
     this.presets = h("select", { class: "glass-select", "aria-label": WORDS.examples, hidden: true, onchange: () => this.preset() });
+    this.back = h("button", { type: "button", class: "glass-button glass-text", text: WORDS.backToLive, hidden: true, onclick: () => stage.command("live") });
     this.file = h("input", { type: "file", hidden: true, tabIndex: -1, "aria-label": WORDS.open, onchange: () => this.stage.openRecording(this.file) });
     this.save = iconButton("save", WORDS.save, () => stage.saveRecording(), { hidden: true, class: "glass-button glass-minor" });
     this.open = iconButton("open", WORDS.open, () => this.file.click(), { hidden: true, class: "glass-button glass-minor" });
@@ -15,13 +16,13 @@ class Header {
       iconButton("theme", WORDS.theme, () => stage.toggleTheme()), iconButton("projector", `${WORDS.projector} (P)`, () => stage.toggleProjector(), { class: "glass-button glass-minor" }),
       iconButton("help", `${WORDS.help} (?)`, () => stage.help(), { class: "glass-button glass-minor" }), (this.drawer = iconButton("drawer", `${WORDS.inspector} (I)`, () => stage.toggleDrawer(), { "aria-expanded": "false" })));
     this.root = h("header", { class: "glass-header" }, h("span", { class: "glass-logo", "aria-hidden": "true" }), this.title, this.source, this.model, this.device, this.rate,
-      h("span", { class: "glass-gap" }), this.presets, this.tools);
+      h("span", { class: "glass-gap" }), this.back, this.presets, this.tools);
   }
 
   preset() {
     const name = this.presets.value;
     this.presets.value = "";
-    if (name) this.stage.command("preset", { name });
+    if (name) this.stage.preset(name);
   }
 
   show(status) {
@@ -42,6 +43,7 @@ class Header {
     const recording = status.recording || {};
     this.save.hidden = !recording.save;
     this.open.hidden = !recording.open;
+    this.back.hidden = !recording.back;
   }
 }
 
@@ -62,6 +64,7 @@ class PromptBar {
     this.input.value = "";
     const reply = await this.stage.command("prompt", { text, ...this.stage.sampling });
     if (!reply.ok && !this.input.value) this.input.value = text;
+    if (reply.ok && reply.queued && reply.name) this.stage.tellNotice(WORDS.queuedAs(reply.name), false);
   }
 
   hint(text) { if (this.input.placeholder !== text) this.input.placeholder = text; }

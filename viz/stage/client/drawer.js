@@ -46,7 +46,7 @@ class Drawer {
       let made = this.rows.get(item.id);
       if (!made) {
         made = { name: h("button", { type: "button", class: "glass-name", onclick: () => this.stage.select(item.id) }), state: h("span", { class: "glass-state" }) };
-        made.stop = h("button", { type: "button", class: "glass-button glass-text", text: WORDS.abort, "aria-label": WORDS.abortOf(item.name), onclick: () => this.stage.command("abort", { id: item.id, name: item.name }) });
+        made.stop = h("button", { type: "button", class: "glass-button glass-text", text: WORDS.abort, "aria-label": WORDS.abortOf(item.name), onclick: () => this.stage.command("abort", { request_id: item.request, id: item.id }) });
         made.root = h("li", {}, made.name, made.state, made.stop);
         this.rows.set(item.id, made);
         this.requests.append(made.root);
@@ -76,14 +76,14 @@ class Drawer {
     let control;
     if (knob.choices) {
       control = h("select", { class: "glass-select", disabled: off, onchange: () => { send(knob.choices[control.selectedIndex]); control.blur(); } },
-        ...knob.choices.map((c) => h("option", { text: String(c), selected: c === knob.value })));
+        ...knob.choices.map((c) => h("option", { text: c === true ? WORDS.on : c === false ? WORDS.off : String(c), selected: c === knob.value })));
     } else if (typeof knob.value === "boolean") {
       control = h("input", { type: "checkbox", checked: knob.value, disabled: off, onchange: () => { send(control.checked); control.blur(); } });
     } else {
       control = h("input", { type: "number", class: "glass-number", disabled: off, value: String(knob.value), min: String(knob.min ?? ""), max: String(knob.max ?? ""), step: String(knob.step ?? (Number.isInteger(knob.value) ? 1 : "any")),
         onchange: () => { const value = Number(control.value); if (control.value !== "" && Number.isFinite(value)) send(clamp(value, knob.min ?? -Infinity, knob.max ?? Infinity)); } });
     }
-    const note = off ? knob.why : WORDS.cost[knob.cost] || "";
-    return h("label", { class: off ? "glass-off" : null }, h("span", { text: knob.label || name }), control, h("small", { text: note }));
+    const note = off ? knob.why : knob.note || WORDS.cost[knob.cost] || "";
+    return h("label", { class: off ? "glass-off" : null }, h("span", { text: (knob.label || name).replace(/_/g, " ") }), control, h("small", { text: note }));
   }
 }

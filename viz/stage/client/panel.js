@@ -175,6 +175,8 @@ class Panel {
   released(event) {
     const from = this.pressed;
     this.pressed = null;
+    if (from) this.pointer = [event.clientX, event.clientY]; // Plotly's cover made it leave
+    this.hover();
     if (!from || Math.hypot(event.clientX - from[0], event.clientY - from[1]) > 4) return;
     const twice = event.timeStamp - (this.clickedAt || -1e9) < 450;
     this.clickedAt = twice ? -1e9 : event.timeStamp;

@@ -47,7 +47,8 @@ class Stage {
     this.panels = [new Panel(this, 0), new Panel(this, 1)];
     this.notice = h("div", { class: "glass-notice", role: "status", hidden: true });
     this.noticeText = h("span");
-    this.notice.append(this.noticeText, iconButton("close", WORDS.dismiss, () => this.dismiss()));
+    this.restart = h("button", { type: "button", class: "glass-button glass-text", text: WORDS.restart, hidden: true, onclick: () => { this.dismiss(); this.command("restart"); } });
+    this.notice.append(this.noticeText, this.restart, iconButton("close", WORDS.dismiss, () => this.dismiss()));
     this.progress = h("div", { class: "glass-progress", hidden: true }, h("i"), h("span"));
     this.empty = h("div", { class: "glass-empty", hidden: true });
     this.keysHint = h("div", { class: "glass-click", hidden: true, text: WORDS.keysFor });
@@ -143,6 +144,12 @@ class Stage {
       else if (reply.sentence) this.tellNotice(reply.sentence, false);
       return reply;
     });
+  }
+
+  async preset(name) {
+    this.setState({ step: null });
+    const reply = await this.command("preset", { name });
+    if (reply.ok && reply.point) this.tellNotice(reply.point, false);
   }
 
   linked(state) {
@@ -264,7 +271,7 @@ class Stage {
     const text = error ? String(error.sentence || error.code || "") : "";
     if (text === this.faultShown) return;
     this.faultShown = text;
-    if (text) this.tellNotice(text, true);
+    if (text) this.tellNotice(text, true, this.status.state === "dead" && this.status.live);
     else if (this.noticeIsFault) this.dismiss();
     this.noticeIsFault = Boolean(text);
   }
@@ -279,11 +286,12 @@ class Stage {
     this.empty.hidden = !nothing;
     if (!nothing) return;
     const text = this.status.state === "loading" ? WORDS.loading : presets.length ? WORDS.empty : WORDS.emptyPlain;
-    const buttons = presets.slice(0, 6).map((p) => h("button", { type: "button", class: "glass-button glass-text glass-big", text: p.title || p.name, onclick: () => this.command("preset", { name: p.name }) }));
+    const buttons = presets.slice(0, 6).map((p) => h("button", { type: "button", class: "glass-button glass-text glass-big", text: p.title || p.name, onclick: () => this.preset(p.name) }));
     this.empty.replaceChildren(h("p", { text }), h("div", {}, ...buttons));
   }
 
-  tellNotice(text, isError) {
+  tellNotice(text, isError, canRestart = false) {
+    this.restart.hidden = !canRestart;
     setText(this.noticeText, short(String(text), 600));
     this.notice.classList.toggle("glass-bad", Boolean(isError));
     this.notice.hidden = false;

@@ -1,7 +1,6 @@
 // Every word of the stage itself, in one table; another language is another table (viz/words has the captions).
 const WORDS = {
   prompt: "Type a sentence: it becomes the next request",
-  promptNext: (name) => `Type a sentence: it becomes request ${name}`,
   send: "Send",
   play: "Play", pause: "Pause", step: "One step", back: "One step back", live: "Live edge",
   pace: "Pace", free: "free run", perSecond: (n) => `${n} step${n === 1 ? "" : "s"}/s`,
@@ -12,6 +11,8 @@ const WORDS = {
   selected: "Selected", nothing: "Click something in the picture, or move with the arrow keys and press Enter.",
   requests: "Requests", noRequests: "No request is running.", abort: "Stop", abortOf: (name) => `Stop request ${name}`,
   knobs: "Knobs", newPrompt: "Next prompt", maxTokens: "Most new tokens", temperature: "Temperature (0 is greedy)",
+  restart: "Restart the engine", backToLive: "Back to live", on: "on", off: "off",
+  queuedAs: (name) => `Queued as ${name}. Press Play or Step to go on.`,
   clear: "Clear", close: "Close", dismiss: "Dismiss", maximise: "Maximise", restore: "Restore", reset: "Reset zoom",
   cost: { nothing: "at once", flush: "ends the running requests", rebuild: "reloads the engine" },
   state: { waiting: "waiting", prefill: "prefill", decode: "decode", finished: "finished", preempted: "preempted" },

@@ -1,0 +1,165 @@
+"""The app as the README starts it, driven in Chromium: prompt, pause, step, rewind, zoom, hostile text, closing the tab."""
+
+from __future__ import annotations
+
+import json
+import time
+from urllib.parse import urlsplit
+
+import pytest
+
+from benchmarks.browser import app, chromium, page, say, wait_live
+
+pytestmark = pytest.mark.skipif(chromium() is None, reason="needs Chromium")
+
+HOSTILE = ["<img src=x onerror=window.hacked=1>", "${window.hacked=2}", "{{window.hacked=3}}", "</script><script>window.hacked=4</script>", "`${1+1}`"]
+
+
+@pytest.fixture(scope="module")
+def address(tiny_llama):
+    with app(["--model", str(tiny_llama), "--pages", "96"]) as where:
+        yield where
+
+
+@pytest.fixture
+def opened(address):
+    with page(address) as found:
+        found.problems, found.foreign = [], []
+        found.on("pageerror", lambda error: found.problems.append(str(error)))
+        found.on("console", lambda m: found.problems.append(m.text) if m.type == "error" else None)
+        found.on("request", lambda r: found.foreign.append(r.url) if not local(r.url) else None)
+        wait_live(found)
+        say(found, "abort", request_id=None)
+        say(found, "play")
+        say(found, "pace", value=None)
+        yield found
+        assert found.problems == []
+        assert found.foreign == []
+
+
+def local(url: str) -> bool:
+    return urlsplit(url).scheme in ("data", "blob", "about") or urlsplit(url).hostname in ("localhost", "127.0.0.1")
+
+
+def prompt(opened, text: str, **args: object) -> dict:
+    return say(opened, "prompt", text=text, chat=False, **{"max_tokens": 300, **args})
+
+
+def last_step(opened) -> int:
+    return opened.evaluate("window.glass.stage.timeline ? window.glass.stage.timeline.last : (window.glass.stage.at.last ?? -1)")
+
+
+def status(opened) -> dict:
+    return opened.evaluate("window.glass.stage.status")
+
+
+def until(condition, seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.1)
+
+
+def ink(opened) -> int:
+    """Pixels of the first panel's canvas that are not transparent."""
+    return opened.evaluate(
+        """() => { const c = document.querySelector('.glass-root canvas'); const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data;
+                   let n = 0; for (let i = 3; i < d.length; i += 4) n += d[i] > 0; return n; }"""
+    )
+
+
+def test_a_typed_prompt_is_served_and_drawn(opened):
+    opened.keyboard.press("Escape")
+    box = opened.locator(".glass-root textarea, .glass-root input[type=text]").first
+    box.fill("hello there")
+    box.press("Enter")
+    until(lambda: opened.evaluate("window.glass.stats.updates") > 5)
+    assert ink(opened) > 1000
+    caption = opened.locator(".glass-root [aria-live]").first
+    until(lambda: "Step" in (caption.text_content() or ""))
+
+
+def test_pause_step_and_rewind(opened):
+    prompt(opened, "a long one")
+    until(lambda: status(opened)["state"] == "running")
+    say(opened, "pause")
+    until(lambda: status(opened)["state"] == "paused")
+    opened.wait_for_timeout(500)
+    shown = opened.evaluate("window.glass.stage.at.step")
+    opened.keyboard.press("ArrowRight")
+    until(lambda: opened.evaluate("window.glass.stage.at.step") == shown + 1)
+    opened.keyboard.press("ArrowLeft")
+    opened.keyboard.press("ArrowLeft")
+    until(lambda: opened.evaluate("window.glass.stage.at.step") == shown - 1)
+    opened.keyboard.press("Home")
+    until(lambda: opened.evaluate("window.glass.stage.at.step") < shown - 1)
+    opened.keyboard.press("End")
+    until(lambda: opened.evaluate("window.glass.stage.at.step") == shown + 1)
+
+
+def test_zoom_survives_updates(opened):
+    prompt(opened, "zoom")
+    say(opened, "pace", value=10)
+    until(lambda: opened.evaluate("window.glass.stats.updates") > 3)
+    plot = opened.locator(".js-plotly-plot").first
+    area = plot.bounding_box()
+    opened.mouse.move(area["x"] + area["width"] * 0.4, area["y"] + area["height"] * 0.4)
+    opened.mouse.wheel(0, -400)
+    read = "(() => { const a = document.querySelector('.js-plotly-plot')._fullLayout.xaxis; return [a.range[0], a.range[1]]; })()"
+    opened.wait_for_timeout(600)
+    zoomed = opened.evaluate(read)
+    before = opened.evaluate("window.glass.stats.updates")
+    until(lambda: opened.evaluate("window.glass.stats.updates") > before + 5)
+    assert opened.evaluate(read) == zoomed
+    natural = opened.evaluate("window.glass.stage.panels[0].frame ? 1 : 1")
+    assert natural == 1
+
+
+def test_hostile_text_is_shown_as_text(opened):
+    for text in HOSTILE:
+        reply = prompt(opened, text, max_tokens=4)
+        assert reply["ok"], reply
+    opened.evaluate("window.glass.stage.show && window.glass.stage.show(['tokens'])")
+    opened.wait_for_timeout(1500)
+    assert opened.evaluate("window.hacked") is None
+    assert opened.locator(".glass-root img").count() == 0
+
+
+@pytest.mark.parametrize(
+    "args", [{"text": ""}, {"text": "x" * 5000}, {"text": "a", "max_tokens": 0}, {"text": "a", "max_tokens": -3}, {"text": "a", "temperature": -1},
+             {"text": "a", "temperature": "hot"}, {"text": 7}, {"text": "a", "top_p": 2}],
+)  # fmt: skip
+def test_bad_input_gets_a_sentence_and_nothing_running_is_lost(opened, args):
+    running = prompt(opened, "stay alive", max_tokens=900)
+    reply = say(opened, "prompt", **{"chat": False, **args})
+    assert reply["ok"] is False
+    assert reply["sentence"].endswith(".")
+    assert running["name"] in json.dumps(status(opened)["running"] + status(opened)["queued"]) or opened.wait_for_timeout(600) is None
+
+
+def test_an_unknown_command_and_a_bad_knob_get_a_sentence(opened):
+    for name, args in (("explode", {}), ("knob", {"name": "page_size", "value": 5}), ("knob", {"name": "x", "value": 1}), ("preset", {"name": "?"})):
+        reply = say(opened, name, **args)
+        assert reply["ok"] is False and reply["sentence"].endswith(".")
+
+
+def test_closing_the_last_tab_ends_the_rooms_requests(address):
+    with page(address) as first:
+        wait_live(first)
+        say(first, "pace", value=5)
+        prompt(first, "will be left alone", max_tokens=900)
+        until(lambda: status(first)["running"])
+    time.sleep(6)  # the grace after which nobody is expected back
+    with page(address) as second:
+        wait_live(second)
+        second.wait_for_timeout(1000)
+        assert status(second)["running"] == [] and status(second)["queued"] == []
+        say(second, "pace", value=None)
+
+
+def test_the_page_does_not_scroll(address):
+    for width, height in ((1280, 720), (1280, 600), (1920, 1080)):
+        with page(address, width, height) as opened:
+            opened.wait_for_timeout(500)
+            assert opened.evaluate("document.documentElement.scrollHeight <= window.innerHeight")
+            assert opened.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
