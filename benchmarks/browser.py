@@ -81,6 +81,6 @@ def wait_live(opened, timeout_s: float = 180) -> None:
     )
 
 
-def say(opened, name: str, **args: object) -> dict:
+def say(opened, name: str, /, **args: object) -> dict:
     """A command of the page; its reply."""
     return opened.evaluate("([name, args]) => window.glass.send(name, args)", [name, args])

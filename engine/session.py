@@ -183,11 +183,19 @@ class Session:
     def add(self, text: str, sampling: SamplingParams, *, room: str = "main", chat: bool = False, system: str = "", priority: int = 0) -> Handle:
         """Queue a prompt. Raises EngineError when it is refused."""
         prompt = self.prompt(text, sampling, chat=chat, system=system, priority=priority)
-        return Handle(*self.ask("add", room=room, prompt=prompt))
+        return self._queue(prompt, room)
 
     def add_ids(self, text: str, token_ids: Sequence[int], sampling: SamplingParams, *, room: str = "main", priority: int = 0) -> Handle:
         """Queue token ids as they are."""
-        return Handle(*self.ask("add", room=room, prompt=Prompt(text, tuple(token_ids), sampling, priority)))
+        return self._queue(Prompt(text, tuple(token_ids), sampling, priority), room)
+
+    def _queue(self, prompt: Prompt, room: str) -> Handle:
+        vocab = (self.meta.get("model") or {}).get("vocab_size", 0)
+        if vocab and prompt.token_ids and not 0 <= min(prompt.token_ids) <= max(prompt.token_ids) < vocab:
+            raise EngineError("bad_token", f"Token ids must be from 0 to {vocab - 1:,}.", vocab_size=vocab)
+        handle = Handle(*self.ask("add", room=room, prompt=prompt))
+        self._sentence = ""  # what went wrong before is old news
+        return handle
 
     def ask(self, name: str, /, **args: object) -> object:
         """Send a command and wait for its answer. Raises EngineError, also when the core is not there."""

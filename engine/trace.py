@@ -282,14 +282,14 @@ class Trace:
             return None
         if step_id is None:
             return self.last_step
-        at = int(np.searchsorted(self.steps["step_id"], step_id, side="right")) - 1
+        at = bisect.bisect_right(self.steps["step_id"], step_id) - 1
         return int(self.steps["step_id"][max(at, 0)])
 
     def rows(self, table: str, first: int, last: int) -> np.ndarray:
         """Rows of a per-step table with first ≤ step_id ≤ last (tables are sorted by step_id)."""
         array = getattr(self, table)
-        ids = array["step_id"]
-        return array[np.searchsorted(ids, first, "left") : np.searchsorted(ids, last, "right")]
+        ids = array["step_id"]  # bisect: searchsorted would copy the whole strided column
+        return array[bisect.bisect_left(ids, first) : bisect.bisect_right(ids, last)]
 
     def step(self, step_id: int) -> StepTrace:
         """One recorded step. Raises KeyError if it is not in the trace (not run, or evicted)."""

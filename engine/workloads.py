@@ -81,12 +81,12 @@ WORKLOADS: dict[str, Workload] = {
     ),
     "flood": Workload(
         "A flood that forces preemption",
-        "eight requests outgrow the cache: the last to come gives its blocks back and starts again later",
+        "six requests outgrow the cache: the last to come gives its blocks back and starts again later",
         tuple(Line(f"Tell me a story about a {who} who finds a {what}.", 60) for who, what in (
             ("sailor", "map"), ("baker", "golden spoon"), ("girl", "talking bird"), ("farmer", "meteor"),
-            ("robot", "flower"), ("king", "paper boat"), ("painter", "secret door"), ("doctor", "tiny planet"),
+            ("robot", "flower"), ("king", "paper boat"),
         )),
-        {**TEACHING, "num_pages": 36},
+        {**TEACHING, "num_pages": 28},
     ),
     "long": Workload(
         "A long prompt while others decode",

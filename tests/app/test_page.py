@@ -61,10 +61,15 @@ def until(condition, seconds: float = 20) -> None:
 
 
 def ink(opened) -> int:
-    """Pixels of the first panel's canvas that are not transparent."""
+    """Pixels of the panels' canvases that are not transparent."""
     return opened.evaluate(
-        """() => { const c = document.querySelector('.glass-root canvas'); const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data;
-                   let n = 0; for (let i = 3; i < d.length; i += 4) n += d[i] > 0; return n; }"""
+        """() => { let n = 0;
+                   for (const c of document.querySelectorAll('.glass-panel canvas')) {
+                     if (!c.width || !c.height) continue;
+                     const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data;
+                     for (let i = 3; i < d.length; i += 4) n += d[i] > 0;
+                   }
+                   return n; }"""
     )
 
 
@@ -74,7 +79,7 @@ def test_a_typed_prompt_is_served_and_drawn(opened):
     box.fill("hello there")
     box.press("Enter")
     until(lambda: opened.evaluate("window.glass.stats.updates") > 5)
-    assert ink(opened) > 1000
+    until(lambda: ink(opened) > 1000)
     caption = opened.locator(".glass-root [aria-live]").first
     until(lambda: "Step" in (caption.text_content() or ""))
 

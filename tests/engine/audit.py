@@ -14,7 +14,7 @@ import numpy as np
 
 from engine.config import EngineConfig, with_knob
 from engine.core import EngineCore
-from engine.pages import PagePool
+from engine.pages import PagePool, chain_hash
 from engine.plan import StepPlan, WaitReason
 from engine.request import FinishReason, SamplingParams
 from engine.sampler import draw, uniform
@@ -108,6 +108,7 @@ class Watch:
     ended: dict[int, FinishReason] = field(default_factory=dict)
     texts: dict[int, str] = field(default_factory=dict)
     seen: dict[int, Sequence] = field(default_factory=dict)
+    contents: dict[bytes, tuple[int, ...]] = field(default_factory=dict)  # page hash → its tokens
 
     def __post_init__(self) -> None:
         scheduler = self.core.rooms[self.room].scheduler
@@ -136,6 +137,7 @@ class Watch:
         assert not self.plans or step == max(self.plans) + 1, f"step {step} follows {max(self.plans, default=None)}"
         self.plans[step] = record.plan
         self.pools[step] = live_state(scheduler.pool)
+        self._check_contents(scheduler.pool)
         for seq_id, token in record.committed.accepted:
             assert seq_id not in self.ended, f"sequence {seq_id} got a token after its end"
             self.made.setdefault(seq_id, []).append(token)
@@ -144,6 +146,21 @@ class Watch:
         for done in record.committed.finished:
             assert done.seq_id not in self.ended, f"sequence {done.seq_id} ended twice"
             self.ended[done.seq_id] = done.reason
+
+    def _check_contents(self, pool: PagePool) -> None:
+        """Every page that is offered as a hit holds, on the device and now, the tokens that its hash stands for."""
+        slots = self.core.runner.slots.reshape(-1, pool.page_size)
+        for digest, page in pool._page_of.items():
+            if digest not in self.contents:
+                self._learn(pool)
+            assert tuple(slots[page].tolist()) == self.contents[digest], f"page {page} is offered before or after it holds its content"
+
+    def _learn(self, pool: PagePool) -> None:
+        for seq in self.seen.values():
+            parent, size = pool.root_hash, pool.page_size
+            for at in range(0, len(seq.tokens) - size + 1, size):
+                parent = chain_hash(parent, seq.tokens[at : at + size])
+                self.contents[parent] = tuple(seq.tokens[at : at + size])
 
     def check_texts(self, limits: tuple[int, int]) -> None:
         """Every sequence that ended says what a cache-free run of it alone says. `limits`: the smallest and the
@@ -203,6 +220,7 @@ def check_plan(scheduler: Scheduler, plan: StepPlan, was_running: set[int]) -> N
         assert work.start + work.num_tokens <= known, f"computed + scheduled > known: {work}"
         assert work.row >= 1 and work.row == seq.row
         assert bool(work.sample_seq_ids) == (work.start + work.num_tokens == known)
+        assert seq.num_known <= min(seq.num_prompt_tokens + seq.request.sampling.max_tokens, scheduler._max_known), "a token too many"
         assert work.num_cached <= work.start and work.num_recomputed <= work.num_tokens
         assert len(pool.table(seq.seq_id)) * pool.page_size >= work.start + work.num_tokens
     assert len({w.seq_id for w in plan.works}) == len(plan.works)
@@ -216,6 +234,7 @@ def check_plan(scheduler: Scheduler, plan: StepPlan, was_running: set[int]) -> N
     assert not worked & waited and worked | waited == set(live), "somebody got nothing and no reason, or both"
     targets = [t for _, t in plan.copies]
     assert len(set(targets)) == len(targets) and all(pool.ref_count(t) == 1 for t in targets)
+    assert all(any(t in pool.table(i) for i in worked) for t in targets), "a copy for nobody"
     ranks = {i: scheduler._rank(s) for i, s in live.items()}
     for gone in plan.preempted:
         assert gone.seq_id not in worked
@@ -232,7 +251,7 @@ def check_reason(scheduler: Scheduler, plan: StepPlan, wait, was_running: set[in
         case WaitReason.TOKEN_BUDGET:
             assert wait.needed > wait.available
             assert wait.available == 0 or not limits.chunked_prefill
-            if not runs and not plan.preempted:
+            if not runs:
                 assert wait.available == max(plan.token_budget - plan.num_tokens, 0)
         case WaitReason.NO_FREE_PAGES if runs:
             assert wait.available < wait.needed <= wait.available + pool.num_pending + sum(p.num_pages for p in plan.preempted)
@@ -256,7 +275,7 @@ def check_reason(scheduler: Scheduler, plan: StepPlan, wait, was_running: set[in
             first = next(s for s in scheduler.sequences.values() if s.request is seq.request and s.sample == 0)
             assert seq.sample > 0 and first.num_settled < first.num_prompt_tokens
         case WaitReason.STATIC_BATCH:
-            assert limits.batching.value == "static" and was_running and not runs
+            assert limits.batching.value == "static" and was_running and not runs and not seq.was_preempted
         case WaitReason.QUEUE_ORDER:
             blocking = (WaitReason.NO_FREE_PAGES, WaitReason.TOKEN_BUDGET)
             ahead = [w for w in plan.waiting if w.reason in blocking and ranks[w.seq_id] < ranks[wait.seq_id]]

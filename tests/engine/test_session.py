@@ -180,3 +180,10 @@ def test_the_model_that_cannot_be_loaded_is_said(tmp_path):
         session.wait_ready(30)
     assert session.status().state == "dead"
     session.close()
+
+
+def test_token_ids_beyond_the_vocabulary_are_refused(session):
+    for ids in ((1, 10_000), (-1, 2)):
+        with pytest.raises(EngineError) as refused:
+            session.add_ids("", ids, LONG)
+        assert refused.value.code == "bad_token"

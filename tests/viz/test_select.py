@@ -120,6 +120,18 @@ def test_the_queue_and_the_slots_never_hold_the_same_sequence(name: str) -> None
         assert set(trace.rows("works", step, step)["seq_id"].tolist()) <= sitting
 
 
+def test_without_a_cache_a_running_request_still_sits_in_its_slot() -> None:
+    """There nobody holds pages between steps, so pages do not tell who runs."""
+    core = make_core(mode="none", pages=24, max_num_batched_tokens=8, max_num_seqs=2)
+    add(core, 5, 6)
+    add(core, 6, 6)
+    run(core)
+    trace = trace_of(core)
+    waits = [w for w in trace.waits if w["seq_id"] in trace.rows("works", 0, int(w["step_id"]))["seq_id"]]
+    assert waits
+    assert all(w["seq_id"] not in queue(trace, int(w["step_id"]))["seq_id"] for w in waits)
+
+
 def test_a_preempted_request_is_back_in_the_queue() -> None:
     trace = scenario("preempted")
     assert len(trace.preempts)

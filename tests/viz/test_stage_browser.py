@@ -243,7 +243,7 @@ def test_the_page_never_scrolls_and_no_text_is_small(stage, size):
     small = """() => [...document.querySelectorAll('.glass-root *')].filter((e) => e.offsetParent && e.tagName !== 'OPTION'
       && ![...e.classList].some((c) => c === 'glass-focus' || c === 'glass-hidden') && !e.closest('.glass-focus')
       && [...e.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim())
-      && parseFloat(getComputedStyle(e).fontSize) < parseFloat(getComputedStyle(document.querySelector('.glass-root')).getPropertyValue('--g-font')))
+      && parseFloat(getComputedStyle(e).fontSize) < glass.stage.look.font)
       .map((e) => e.className + ':' + e.textContent)"""
     scroll = "[document.documentElement.scrollHeight - innerHeight, document.documentElement.scrollWidth - innerWidth]"
     with stage(views=("batching", "blocks", "attention"), size=size) as page:
@@ -257,7 +257,8 @@ def test_the_page_never_scrolls_and_no_text_is_small(stage, size):
 def test_panels_fit_their_boxes_after_hiding_and_resizing(stage):
     fits = """() => glass.stage.shown().every((p) => {
       const [w, h] = [p.plot.clientWidth, p.plot.clientHeight], l = p.axes.div._fullLayout;
-      return w > 100 && l.width === w && l.height === h && Math.abs(p.canvas.getBoundingClientRect().width - w) < 1 && p.painter.width === w;
+      const canvas = p.canvas.getBoundingClientRect().width;
+      return w > 100 && l.width === w && l.height === h && Math.abs(canvas - w) < 1 && p.painter.width === w;
     })"""
     with stage() as page:
         page.wait_for_function(fits)

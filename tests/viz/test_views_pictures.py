@@ -74,10 +74,12 @@ def test_axes_stay_while_steps_go_by() -> None:
 
 def test_finishes_and_preemptions_are_drawn_once_each() -> None:
     trace = scenario("preempted")
-    step = int(trace.preempts["step_id"][0])
-    series = {s.name: s for s in render(VIEWS["batching"], trace, ViewState(step=step)).series}
-    assert len(series["preempts"].x) == np.count_nonzero(trace.preempts["step_id"] <= step)
-    assert len(series["finishes"].x) == np.count_nonzero(trace.finishes["step_id"] <= step)
+    for step in (int(trace.preempts["step_id"][0]), 50):
+        series = {s.name: s for s in render(VIEWS["batching"], trace, ViewState(step=step)).series}
+        assert len(series["preempts"].x) == np.count_nonzero(trace.preempts["step_id"] <= step) > 0
+        assert len(series["finishes"].x) == np.count_nonzero(trace.finishes["step_id"] <= step)
+        assert {round(float(x)) for x in series["finishes"].x} <= set(trace.finishes["step_id"].tolist())
+    assert len(series["finishes"].x)
 
 
 def test_idle_slots_of_a_static_batch_are_hatched() -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 import string
 
+import numpy as np
 import pytest
 
 from engine.request import FinishReason
-from engine.trace import WAIT_REASONS, SequenceInfo, Trace
+from engine.trace import FINISH, WAIT_REASONS, SequenceInfo, Trace
 from tests.factories import add, make_core, make_trace, prompt_of, run, trace_of
 from tests.viz.scenarios import MAKERS, scenario
 from viz.registry import load_words
@@ -80,6 +81,16 @@ def test_a_preemption_comes_first_and_names_both() -> None:
         text = caption(trace, int(row["step_id"]))
         who, cause = trace.name(int(row["seq_id"])), trace.name(int(row["for_seq_id"]))
         assert text.startswith(f"Step {row['step_id']}: {who} was preempted and gave {row['num_pages']} block") and f"to {cause}" in text
+
+
+def test_a_preemption_comes_before_a_finish_and_a_finish_before_a_join() -> None:
+    trace = scenario("preempted")
+    step = int(trace.preempts["step_id"][0])
+    finishes = np.array([(step, 2, 0, 0)], FINISH)
+    names = ("steps", "works", "tokens", "waits", "preempts", "events", "keyframes")
+    both = Trace({**{n: getattr(trace, n) for n in names}, "finishes": finishes}, trace.sequences, {}, trace.meta)
+    assert re.match(rf"Step {step}: C was preempted and gave \d+ blocks to \w; B finished", caption(both, step))
+    assert caption(scenario("busy"), 11).startswith("Step 11: A finished and freed 4 blocks")
 
 
 def test_recomputation_is_never_called_a_prefix_hit() -> None:
@@ -219,7 +230,7 @@ def test_every_reason_code_has_words() -> None:
     for reason in WAIT_REASONS:
         assert t.has(f"wait.{reason.value}"), reason
     for reason in FinishReason:
-        assert t.has(f"finish.{reason.value}"), reason
+        assert t.has(f"finish.{reason.value}") and t.has(f"tokens.why.{reason.value}"), reason
 
 
 def test_an_unknown_language_is_english() -> None:

@@ -33,8 +33,8 @@ class SwitchingSource:
 
     def status(self, room: str) -> dict:
         status = self._of(room).status(room)
-        behind = self.base.status(room) if room in self._opened else {}
-        return {**status, "recording": {**(behind.get("recording") or status.get("recording") or {}), "open": True, "back": room in self._opened}}
+        offers = self.base.status(room).get("recording") or {}
+        return {**status, "recording": {**offers, "open": True, "back": room in self._opened}}
 
     async def command(self, room: str, viewer: str, name: str, args: Mapping[str, object]) -> dict:
         if name == "live":

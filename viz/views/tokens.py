@@ -13,13 +13,12 @@ from functools import lru_cache
 
 import numpy as np
 
-from engine.trace import Trace
+from engine.trace import FINISH_REASONS, Trace
 from viz.lanes import queue
 from viz.layout import MAX_LABELS, Sheet, badges, merged, message, text_em, too_small, visible
 from viz.select import Token, identity, live_at, newest_tokens, prompt_len, selected, tail
 from viz.theme import NUM_REQUEST_COLORS, request_color
 from viz.view import Ask, Badge, Frame, Mark, Paint, Raster, Series, View, ViewState
-from viz.words.caption import finish_words
 from viz.words.catalogue import words
 
 WEIGHTS = (1.5, 3.0, 4.5, 6.0)  # px of the line under a token, by quarter of its probability
@@ -180,7 +179,9 @@ class _Picture:
         total, prompt = (info.max_tokens, info.num_prompt_tokens) if info else (0, 0)
         got = _count(self.trace, seq_id, self.step)
         if seq_id in self.finishes:
-            return t("tokens.finished", n=got, total=total, why=finish_words(self.finishes[seq_id], self.trace, self.state.language))
+            reason = FINISH_REASONS[int(self.finishes[seq_id]["reason"])].value
+            reason = "room" if reason == "length" and got < total else reason
+            return t("tokens.finished", n=got, total=total, why=t(f"tokens.why.{reason}"))
         if work is not None and got == 0:
             return t("tokens.prompt", done=int(work["start"]) + int(work["num_tokens"]), n=prompt)
         return t("tokens.running" if work is not None else "tokens.waiting", n=got, total=total)

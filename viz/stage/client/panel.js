@@ -89,7 +89,7 @@ class Panel {
   badge(badge) {
     const text = badge.text ? `${badge.kind} · ${badge.text}` : badge.kind;
     const known = WORDS.badges[badge.kind] || "";
-    return h("button", { type: "button", class: "glass-badge", "data-kind": badge.kind, text, title: text, onclick: () => this.stage.inspect(known, badge.text) });
+    return h("button", { type: "button", class: text.length > 16 ? "glass-badge glass-long" : "glass-badge", "data-kind": badge.kind, text, title: text, onclick: () => this.stage.inspect(known, badge.text) });
   }
 
   // Colour bars of continuous rasters: a strip with what its ends stand for.
