@@ -221,6 +221,11 @@ class PagePool:
         self._page_of[digest] = page
         self._event(Op.PUBLISH, page, owner, index)
 
+    def unpublish(self, page: int) -> None:
+        """The page is about to be written: what was offered of it will no longer be true."""
+        if page in self._hash_of:
+            self._evict(page)
+
     def forget(self) -> None:
         """Drop every cached content (prefix caching was switched off). Held pages stay held."""
         for page in list(self._hash_of):

@@ -1,315 +1,307 @@
-"""Save and load a Trace: one safetensors file, columns of the tables as tensors, the rest as strict JSON.
+"""Save and load a Trace: one safetensors file, the same bytes for the same Trace.
 
-A safetensors file cannot execute anything and its library checks offsets, shapes and types; what it cannot know
-is checked here before a view sees it: sizes, names, ranges, order, references. A stranger's file costs bounded
-time and memory and is refused with a sentence that says what is wrong. Saving is deterministic: load, then
-save, gives the same bytes. Rejected: pickle, and zip (a member can lie about its size).
+One metadata key, "manifest", holds strict JSON (who, where, which sequences, which words); every table column is a
+tensor "steps.step_id", …; so are prompts and probed arrays. Nothing in the file can execute code. A stranger's file
+is measured before it is parsed and checked before it becomes a Trace (engine/recording_check.py); what is wrong
+with it is said in one sentence. Rejected: pickle (runs code), zip of npy (member sizes can lie).
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
+import math
 import os
-import struct
-import tempfile
+import secrets
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from enum import Enum
 from pathlib import Path
 
 import numpy as np
 from safetensors import SafetensorError
-from safetensors.numpy import load as load_tensors
-from safetensors.numpy import save as save_tensors
+from safetensors.numpy import load as unpack
+from safetensors.numpy import save as pack
 
 from engine.errors import EngineError
-from engine.trace import (
-    FINISH_REASONS,
-    KEYFRAME,
-    TABLES,
-    TOP_WIDTH,
-    WAIT_REASONS,
-    KernelReport,
-    Op,
-    SequenceInfo,
-    StepError,
-    TensorSample,
-    Trace,
-)
+from engine.recording_check import MAX_BYTES, MAX_HEADER, MAX_PROMPT, MAX_SAMPLES, Bad, Reader, check_layout, check_tables, parse
+from engine.trace import TABLES, KernelReport, Op, SequenceInfo, StepError, TensorSample, Trace
 
-FORMAT, VERSION = "glass-engine-recording", 1
-MAX_FILE = 512 * 2**20
-MAX_HEADER = 8 * 2**20
-MAX_SEQUENCES, MAX_TEXT, MAX_PAGES, MAX_SAMPLES = 100_000, 2**20, 2**22, 4096
+FORMAT = "glass-recording"
+VERSION = 1
+PROMPTS = "prompt_token_ids"  # the tensor with all prompts, one after the other
 
 
-# ---- saving ----
+# ---- files ----
 
 
 def save(trace: Trace, path: str | os.PathLike) -> None:
-    """Write a recording, all of it or nothing.
+    """Write a recording; the file appears whole or not at all.
 
     Raises:
-        EngineError: "cannot_write" (folder missing, read-only or full).
+        EngineError: "recording_not_saved" (full disk, read-only folder), "recording_too_large".
     """
-    path, temporary = Path(path), None
+    data, path = encode(trace), Path(path)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
-        content = dump(trace)
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".recording-", delete=False) as file:
-            temporary = Path(file.name)
-            file.write(content)
+        with open(temporary, "xb") as file:
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(path)
+        os.replace(temporary, path)
     except OSError as error:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
-        raise EngineError("cannot_write", f"The recording could not be written to {path}: {error.strerror}.", path=str(path)) from None
-
-
-def dump(trace: Trace) -> bytes:
-    """A recording as bytes."""
-    tensors: dict[str, np.ndarray] = {}
-    for name, dtype in TABLES.items():
-        rows = getattr(trace, name)
-        for field in dtype.names or ("",):
-            column = rows[field] if field else rows
-            tensors[f"{name}.{field}" if field else name] = np.ascontiguousarray(column)
-    samples = [a for a in trace.artifacts if isinstance(a, TensorSample)]
-    for at, sample in enumerate(samples):
-        tensors[f"sample.{at:04d}"] = np.ascontiguousarray(sample.values, np.float32)
-    manifest = {
-        "format": FORMAT,
-        "version": VERSION,
-        "meta": _plain({k: v for k, v in trace.meta.items() if k != "source"}),
-        "sequences": [asdict(info) for _, info in sorted(trace.sequences.items())],
-        "token_texts": {str(i): text for i, text in sorted(trace.token_texts.items())},
-        "errors": [asdict(error) for error in trace.errors],
-        "reports": [_plain(asdict(a)) for a in trace.artifacts if isinstance(a, KernelReport)],
-        "samples": [{k: v for k, v in _described(s).items()} for s in samples],
-    }
-    text = json.dumps(manifest, ensure_ascii=True, allow_nan=False, sort_keys=True, separators=(",", ":"))
-    return save_tensors(tensors, {"manifest": text})
-
-
-def _described(sample: TensorSample) -> dict[str, object]:
-    return {f.name: getattr(sample, f.name) for f in fields(sample) if f.name != "values"}
-
-
-def _plain(value: object) -> object:
-    """JSON can hold it: tuples become lists, infinities and NaN become null."""
-    if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [_plain(v) for v in value]
-    if isinstance(value, float) and not np.isfinite(value):
-        return None
-    if isinstance(value, np.generic):
-        return _plain(value.item())
-    return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
-
-
-# ---- loading ----
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        reason = error.strerror or type(error).__name__
+        raise EngineError("recording_not_saved", f"The recording was not saved: {reason} ({path.name}).", reason=reason) from error
 
 
 def load(path: str | os.PathLike) -> Trace:
-    """A recording, checked.
+    """Read a recording.
 
     Raises:
-        EngineError: "recording_missing", "recording_newer", "recording_too_large" or "recording_corrupt".
+        EngineError: "recording_missing", "recording_corrupt" (saying what is wrong), "recording_newer".
     """
     path = Path(path)
     try:
-        size = path.stat().st_size
-        if size > MAX_FILE:
-            raise EngineError("recording_too_large", f"The file has {size:,} bytes; a recording has at most {MAX_FILE:,}.", size=size)
-        content = path.read_bytes()
+        with open(path, "rb") as file:
+            data = file.read(MAX_BYTES + 1)
     except OSError as error:
-        raise EngineError("recording_missing", f"The recording {path} cannot be read: {error.strerror}.", path=str(path)) from None
-    return parse(content)
+        reason = error.strerror or type(error).__name__
+        raise EngineError("recording_missing", f"The recording {path.name} cannot be opened: {reason}.", reason=reason) from error
+    return decode(data)
 
 
-def parse(content: bytes) -> Trace:
-    """load() for bytes in memory."""
-    if len(content) > MAX_FILE:
-        raise EngineError(
-            "recording_too_large", f"The file has {len(content):,} bytes; a recording has at most {MAX_FILE:,}.", size=len(content)
-        )
+# ---- bytes ----
+
+
+def encode(trace: Trace) -> bytes:
+    """A Trace as the bytes of a recording."""
+    columns: dict[str, np.ndarray] = {}
+    for name, dtype in TABLES.items():
+        table = getattr(trace, name)
+        for field in dtype.names or ():
+            columns[f"{name}.{field}"] = np.ascontiguousarray(table[field])
+        if not dtype.names:
+            columns[name] = np.ascontiguousarray(table)
+    infos = [trace.sequences[i] for i in sorted(trace.sequences)]
+    columns[PROMPTS] = np.array([token for info in infos for token in info.prompt_token_ids], np.int32)
+    artifacts = []
+    for artifact in trace.artifacts:
+        artifacts.append({"type": type(artifact).__name__, **_fields(artifact)})
+        if isinstance(artifact, TensorSample):
+            columns[f"samples.{len(artifacts) - 1}"] = np.ascontiguousarray(artifact.values, np.float32)
+    manifest = {
+        "format": FORMAT,
+        "version": VERSION,
+        "meta": _plain({k: v for k, v in trace.meta.items() if k not in ("configs", "source")}),
+        "configs": _plain(list(trace.meta.get("configs", ()))),
+        "sequences": [_fields(info) | {"num_prompt_tokens": info.num_prompt_tokens} for info in infos],
+        "token_texts": sorted([int(i), _text(text)] for i, text in trace.token_texts.items()),
+        "errors": [_fields(error) for error in trace.errors],
+        "artifacts": artifacts,
+    }
+    words = json.dumps(manifest, ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":"))
+    data = pack(columns, {"manifest": words})
+    if len(data) > MAX_BYTES or int.from_bytes(data[:8], "little") > MAX_HEADER:
+        raise EngineError("recording_too_large", "This run is too long for one recording; save fewer steps.", num_bytes=len(data))
+    return data
+
+
+def decode(data: bytes) -> Trace:
+    """The Trace in a recording's bytes; raises as load() does."""
     try:
-        manifest = _manifest(content)
-        tensors = load_tensors(content)
-        return _trace(manifest, tensors)
-    except EngineError:
-        raise
-    except SafetensorError as error:
-        raise _corrupt(f"its container is broken ({str(error)[:160]})") from None
-    except (ValueError, TypeError, KeyError, IndexError, OverflowError, RecursionError, AttributeError, MemoryError) as error:
-        raise _corrupt(f"{type(error).__name__}: {str(error)[:160]}") from None
+        manifest = _manifest(data)
+        return _build(manifest, unpack(data))
+    except (Bad, SafetensorError, RecursionError) as error:
+        raise EngineError("recording_corrupt", f"This recording cannot be read: {error}.", what=str(error)[:200]) from error
 
 
-def _corrupt(what: str) -> EngineError:
-    return EngineError("recording_corrupt", f"This file is not a usable recording: {what}.", what=what)
-
-
-def _need(ok: object, what: str) -> None:
-    if not ok:
-        raise _corrupt(what)
-
-
-def _manifest(content: bytes) -> dict:
-    """The JSON part, read before the container is trusted with anything."""
-    _need(len(content) >= 10, "it is too short")
-    (length,) = struct.unpack("<Q", content[:8])
-    _need(length <= min(MAX_HEADER, len(content) - 8), "its header is longer than the file or than 8 MiB")
-    header = json.loads(content[8 : 8 + length])
-    _need(isinstance(header, dict) and isinstance(header.get("__metadata__"), dict), "it has no manifest")
-    _need(len(header) < len(_COLUMNS) + MAX_SAMPLES + 2, "it names too many arrays")
-    manifest = json.loads(header["__metadata__"].get("manifest", "null"), parse_constant=_no_constant)
-    _need(isinstance(manifest, dict) and manifest.get("format") == FORMAT, "it was not written by Glass Engine")
-    version = manifest.get("version")
-    _need(isinstance(version, int) and version >= 1, "it names no format version")
+def _manifest(data: bytes) -> Reader:
+    """Check the container without trusting it, then the manifest's format and version."""
+    metadata = check_layout(data)
+    manifest = Reader("the manifest", parse(metadata.get("manifest"), "its manifest"))
+    if manifest.value.get("format") != FORMAT:
+        raise Bad("it is not a recording of this engine")
+    version = manifest.integer("version", 1, 2**31)
     if version > VERSION:
-        raise EngineError(
-            "recording_newer", f"This recording has format {version}; this program reads up to {VERSION}. Update it to open the file.",
-            version=version, reads=VERSION,
-        )  # fmt: skip
+        sentence = f"This recording has format {version}; this version reads up to {VERSION}. Update to open it."
+        raise EngineError("recording_newer", sentence, version=version, newest=VERSION)
     return manifest
 
 
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
-
-
-_COLUMNS = {
-    (f"{name}.{field}" if field else name): (dtype[field] if field else dtype)
-    for name, dtype in TABLES.items()
-    for field in dtype.names or ("",)
-}
-
-
-def _trace(manifest: dict, tensors: dict[str, np.ndarray]) -> Trace:
-    tables = {name: _table(name, dtype, tensors) for name, dtype in TABLES.items()}
-    meta = manifest.get("meta")
-    _need(isinstance(meta, dict), "its facts are missing")
-    sequences = _sequences(manifest.get("sequences"))
-    texts = manifest.get("token_texts")
-    _need(isinstance(texts, dict) and all(isinstance(v, str) and len(v) < MAX_TEXT for v in texts.values()), "its token texts are wrong")
+def _build(manifest: Reader, tensors: dict[str, np.ndarray]) -> Trace:
+    meta = dict(manifest.plain("meta"))
+    meta["configs"] = manifest.configs()
+    meta["source"] = "recording"
+    sequences = _sequences(manifest, _tensor(tensors, PROMPTS, np.int32, 1))
+    artifacts = _artifacts(manifest, tensors)
+    tables = {}
+    for name, dtype in TABLES.items():
+        if not dtype.names:
+            tables[name] = _tensor(tensors, name, dtype, 1)
+            continue
+        parts = {f: _tensor(tensors, f"{name}.{f}", dtype[f].base, 1 + dtype[f].ndim, dtype[f].shape) for f in dtype.names}
+        if len({len(part) for part in parts.values()}) > 1:
+            raise Bad(f"the columns of {name} differ in length")
+        tables[name] = np.zeros(len(parts[dtype.names[0]]), dtype)
+        for field, part in parts.items():
+            tables[name][field] = part
+    if tensors:
+        raise Bad(f"it holds a tensor that does not belong there: {min(tensors)[:80]}")
+    check_tables(tables, meta, sequences)
+    texts = {item.integer(0, 0, 2**31 - 1): item.text(1, 500) for item in manifest.items("token_texts")}
     errors = tuple(
-        StepError(int(e["step_id"]), str(e["code"]), str(e["sentence"])[:2000], tuple(map(int, e["seq_ids"]))) for e in manifest["errors"]
+        StepError(e.integer("step_id", 0, 2**31 - 1), e.text("code", 200), e.text("sentence", 2000), e.integers("seq_ids"))
+        for e in manifest.items("errors")
     )
-    reports = tuple(KernelReport(**r) for r in manifest.get("reports", ()))
-    samples = tuple(
-        TensorSample(int(s["step_id"]), str(s["name"]), int(s["layer"]), tensors[f"sample.{at:04d}"], str(s["provenance"]))
-        for at, s in enumerate(manifest.get("samples", ())[:MAX_SAMPLES])
-    )
-    meta = {**meta, "configs": tuple(meta.get("configs") or ()), "source": "recording"}
-    _check_meta(meta)
-    trace = Trace(tables, sequences, {int(k): v for k, v in texts.items()}, meta, (*reports, *samples), errors)
-    _check_tables(trace)
-    _check_log(trace)
-    return trace
+    return Trace(tables, sequences, texts, meta, artifacts, errors)
 
 
-def _table(name: str, dtype: np.dtype, tensors: dict[str, np.ndarray]) -> np.ndarray:
-    """One table from its columns, each of exactly the type and shape that this version writes."""
-    names = dtype.names or ("",)
-    keys = [f"{name}.{field}" if field else name for field in names]
-    missing = [k for k in keys if k not in tensors]
-    _need(not missing, f"the column {missing[0] if missing else ''} is missing")
-    count = len(tensors[keys[0]]) if tensors[keys[0]].ndim else -1
-    table = np.zeros(max(count, 0), dtype)
-    for field, key in zip(names, keys, strict=True):
-        base, shape = (dtype[field].base, dtype[field].shape) if field else (dtype, ())
-        column = tensors[key]
-        _need(column.dtype == base and column.shape == (count, *shape), f"the column {key} has the wrong type or length")
-        if field:
-            table[field] = column
-        else:
-            table = column
-    return table
+def _tensor(tensors: dict[str, np.ndarray], name: str, dtype: np.dtype, ndim: int, shape: tuple[int, ...] = ()) -> np.ndarray:
+    """Take a tensor out, as what it must be."""
+    array = tensors.pop(name, None)
+    if array is None:
+        raise Bad(f"{name} is missing")
+    if array.dtype != dtype or array.ndim != ndim or array.shape[1:] != shape:
+        raise Bad(f"{name} has type {array.dtype} and shape {list(array.shape)}, not what this format has")
+    return array
 
 
-def _sequences(listed: object) -> dict[int, SequenceInfo]:
-    _need(isinstance(listed, list) and len(listed) <= MAX_SEQUENCES, "its list of requests is wrong")
+def _sequences(manifest: Reader, prompts: np.ndarray) -> dict[int, SequenceInfo]:
     found: dict[int, SequenceInfo] = {}
-    for entry in listed:
-        info = SequenceInfo(**{**entry, "prompt_token_ids": tuple(entry["prompt_token_ids"])})
-        numbers = (
-            info.seq_id,
-            info.request_id,
-            info.sample,
-            info.max_tokens,
-            info.seed,
-            info.priority,
-            info.arrival_us,
-            *info.prompt_token_ids,
-        )
-        _need(all(type(n) is int and abs(n) < 2**63 for n in numbers), "a request's numbers are wrong")
-        _need(isinstance(info.temperature, (int, float)), "a request's temperature is wrong")
-        strings = (info.name, info.prompt, info.room)
-        _need(all(isinstance(s, str) and len(s) <= 16 * MAX_TEXT for s in strings) and len(info.name) <= 40, "a request's texts are wrong")
-        found[info.seq_id] = info
+    at, large = 0, 2**31 - 1
+    if len(prompts) and prompts.min() < 0:
+        raise Bad("a prompt has a token id below 0")
+    for item in manifest.items("sequences"):
+        end = at + item.integer("num_prompt_tokens", 0, len(prompts) - at)
+        seq_id = item.integer("seq_id", 0, large)
+        if seq_id in found:
+            raise Bad(f"sequence {seq_id} is there twice")
+        found[seq_id] = SequenceInfo(
+            seq_id, item.integer("request_id", 0, large), item.integer("sample", 0, large), item.text("name", 80),
+            item.text("prompt", MAX_PROMPT), tuple(prompts[at:end].tolist()), item.integer("max_tokens", 0, large),
+            item.number("temperature"), item.integer("seed", 0, 2**63 - 1), item.integer("priority", -large, large),
+            item.integer("arrival_us", 0, 2**62), item.text("room", 200),
+        )  # fmt: skip
+        at = end
+    if at != len(prompts):
+        raise Bad("the prompts do not add up")
     return found
 
 
-def _check_meta(meta: Mapping) -> None:
-    configs = meta["configs"]
-    _need(all(isinstance(c, dict) for c in configs), "its knobs are wrong")
-    for config in configs or ({},):
-        pages, size = config.get("num_pages", 0), config.get("page_size", 16)
-        _need(type(pages) is int and 0 <= pages <= MAX_PAGES, "it names an impossible number of pages")
-        _need(type(size) is int and 1 <= size <= 4096, "it names an impossible page size")
-    for key in ("event_base", "text_base"):
-        _need(type(meta.get(key, 0)) is int and 0 <= meta.get(key, 0) < 2**62, f"its {key} is wrong")
+def _artifacts(manifest: Reader, tensors: dict[str, np.ndarray]) -> tuple[object, ...]:
+    found: list[object] = []
+    for at, item in enumerate(manifest.items("artifacts", MAX_SAMPLES)):
+        kind = item.text("type", 80)
+        if kind == "TensorSample":
+            values = tensors.pop(f"samples.{at}", None)
+            if values is None or values.dtype != np.float32:
+                raise Bad(f"the probed array {at} is missing or not float32")
+            where = (item.integer("step_id", 0, 2**31 - 1), item.text("name", 200), item.integer("layer", 0, 10_000))
+            found.append(TensorSample(*where, values, item.text("provenance", 80)))
+        elif kind == "KernelReport":
+            words = (item.text("name", 200), item.text("backend", 80), item.text("device", 200))
+            numbers = (item.number("max_error"), item.number("tolerance"), item.flag("passed"))
+            found.append(KernelReport(*words, *numbers, item.text("detail", 2000)))
+        else:
+            raise Bad(f"it holds an artifact of an unknown kind, {kind[:40]}")
+    return tuple(found)
 
 
-def _check_tables(trace: Trace) -> None:
-    """Every reference from one table into another holds."""
-    steps = trace.steps
-    _need((np.diff(steps["step_id"]) > 0).all() and (steps["step_id"] >= 0).all(), "its steps are not in order")
-    _need((np.diff(steps["event_end"]) >= 0).all(), "its event log is not in order")
+# ---- plain data ----
+
+
+def _text(text: str) -> str:
+    """Text that UTF-8 can hold (a lone half of a surrogate pair becomes "?")."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _fields(record: object) -> dict[str, object]:
+    """A small record as JSON. Arrays and prompts travel as tensors; numbers that JSON lacks become words."""
+    found: dict[str, object] = {}
+    for field in dataclasses.fields(record):
+        value = getattr(record, field.name)
+        if field.name == PROMPTS or isinstance(value, np.ndarray):
+            continue
+        if isinstance(value, float) and not math.isfinite(value):
+            value = str(value)
+        found[field.name] = _plain(value)
+    return found
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Mapping):
+        return {_text(str(k)): _plain(v) for k, v in value.items()}
+    if isinstance(value, (set, frozenset)):
+        return sorted(_plain(v) for v in value)
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    if isinstance(value, Enum):
+        return _plain(value.value)
+    if isinstance(value, np.generic):
+        return _plain(value.item())
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if value is None or isinstance(value, (bool, int)) else _text(str(value))
+
+
+# ---- parts of a run ----
+
+
+def clip(trace: Trace, first: int, last: int) -> Trace:
+    """The steps first … last of a trace, as a trace of its own: pool, counters and texts are right at each of them."""
+    steps = trace.rows("steps", first, last)
+    if not len(steps):
+        return Trace(meta=trace.meta, token_texts=trace.token_texts)
+    before = trace.rows("steps", 0, int(steps["step_id"][0]) - 1)
     base = int(trace.meta.get("event_base", 0))
-    _need(
-        not len(steps) or (base <= steps["event_end"][0] and steps["event_end"][-1] <= base + len(trace.events)),
-        "steps point outside the event log",
-    )
-    _need(not len(steps) or steps["config"].max() < max(len(trace.meta["configs"]), 1), "a step names knobs that are not there")
-    _need(not len(steps) or steps["config"].min() >= 0, "a step names knobs that are not there")
-    known = np.array(sorted(trace.sequences), np.int64)
-    for name in ("works", "tokens", "waits", "preempts", "finishes", "texts"):
-        rows = getattr(trace, name)
-        _need((np.diff(rows["step_id"]) >= 0).all(), f"{name} are not in order")
-        _need(np.isin(rows["seq_id"], known).all(), f"{name} name a request that is not there")
-    works = trace.works
-    _need(
-        (works["num_tokens"] >= 1).all() and (works["start"] >= 0).all() and (works["num_tokens"] < 2**24).all(),
-        "a step computes an impossible number of tokens",
-    )
-    _need(
-        (works["start"] < 2**24).all() and (works["row"] >= 0).all() and (works["row"] < 2**16).all(),
-        "a step has an impossible position or row",
-    )
-    _need((trace.tokens["num_top"] <= TOP_WIDTH).all(), "a token has too many alternatives")
-    _need((trace.waits["reason"] < len(WAIT_REASONS)).all(), "a waiting reason is unknown")
-    _need((trace.finishes["reason"] < len(FINISH_REASONS)).all(), "a finish reason is unknown")
-    start = trace.texts["offset"] - int(trace.meta.get("text_base", 0))
-    _need((start >= 0).all() and (trace.texts["num_bytes"] >= 0).all(), "a text lies outside the file")
-    _need((start + trace.texts["num_bytes"] <= len(trace.text_bytes)).all(), "a text lies outside the file")
+    frames = trace.keyframes["event_at"]
+    begin = int(before["event_end"][-1]) if len(before) else base if not base or base in frames else int(frames[0])
+    end = int(steps["event_end"][-1])
+    tables = {name: trace.rows(name, first, last) for name in ("works", "waits", "preempts", "finishes")}
+    tables["steps"] = steps
+    tables["events"] = trace.events[begin - base : end - base]
+    later = trace.keyframes[(frames > begin) & (frames <= end)]
+    tables["keyframes"] = np.concatenate([_keyframe(trace, before, begin), later])
+    held = np.concatenate([tables[name]["owner"] for name in ("events", "keyframes")])
+    named = {int(i) for name in ("works", "waits", "preempts", "finishes") for i in np.unique(tables[name]["seq_id"])}
+    named |= {int(i) for i in np.unique(held)} | {int(i) for i in tables["preempts"]["for_seq_id"]}
+    named |= {int(i) for i in np.unique(trace.rows("tokens", first, last)["seq_id"])}
+    tables |= _texts(trace, named, last)
+    meta = {**trace.meta, "event_base": begin, "text_base": 0}
+    if len(before):
+        meta["computed_before"] = {str(i): n for i, n in trace.computed_at(int(before["step_id"][-1])).items()}
+    infos = {i: info for i, info in trace.sequences.items() if i in named}
+    used = {token for info in infos.values() for token in info.prompt_token_ids}
+    used |= {*tables["tokens"]["token_id"].tolist(), *tables["tokens"]["top_ids"].ravel().tolist()}
+    words = {i: text for i, text in trace.token_texts.items() if i in used}
+    inside = [a for a in trace.artifacts if not isinstance(a, TensorSample) or first <= a.step_id <= last]
+    errors = tuple(e for e in trace.errors if first <= e.step_id <= last)
+    return Trace(tables, infos, words, meta, tuple(inside), errors)
 
 
-def _check_log(trace: Trace) -> None:
-    """The event log can be replayed: pages exist, nothing is released that is not held."""
-    most = max([int(c.get("num_pages", 0)) for c in trace.meta["configs"]], default=0)
-    for rows in (trace.events, trace.keyframes):
-        _need((rows["page"] >= 0).all() and (rows["page"] <= most).all(), "an event names a page that is not there")
-        _need((rows["index"] >= 0).all(), "an event has an impossible place")
-    ops = trace.keyframes["op"]
-    _need(np.isin(trace.events["op"], list(Op)).all() and np.isin(ops, [0, *Op]).all(), "an event is of an unknown kind")
-    _need((np.diff(trace.keyframes["event_at"]) >= 0).all() and KEYFRAME == trace.keyframes.dtype, "its keyframes are not in order")
-    held: dict[tuple[int, int], int] = {}
-    begin = int(trace.meta.get("event_base", 0))
-    first = trace.keyframes[trace.keyframes["event_at"] == begin]
-    for op, page, owner, index in [*first[["op", "page", "owner", "index"]].tolist(), *trace.events.tolist()]:
-        if op in (Op.ALLOC, Op.SHARE):
-            held[owner, index] = page
-        elif op == Op.RELEASE:
-            _need(held.pop((owner, index), None) == page, "its event log releases a page that is not held")
+def _keyframe(trace: Trace, before: np.ndarray, begin: int) -> np.ndarray:
+    """Rows that rebuild the pool as it was before the first step."""
+    rows = [(begin, 0, 0, 0, 0)]
+    state = trace.pool_at(int(before["step_id"][-1])) if len(before) else trace.pool_after(begin)
+    seen: set[int] = set()
+    for owner, table in state.tables.items():
+        for index, page in enumerate(table):
+            rows.append((begin, Op.SHARE if page in seen else Op.ALLOC, page, owner, index))
+            seen.add(page)
+    rows += [(begin, Op.PUBLISH, page, 0, 0) for page in np.flatnonzero(state.cached).tolist()]
+    for page in np.flatnonzero(state.pending).tolist():
+        rows += [(begin, Op.ALLOC, page, 0, 0), (begin, Op.RELEASE, page, 0, 0)]
+    return np.array(rows, TABLES["keyframes"])
+
+
+def _texts(trace: Trace, named: set[int], last: int) -> dict[str, np.ndarray]:
+    """Tokens and texts of these sequences up to a step, with the text moved together."""
+    ids = np.array(sorted(named), np.int64)
+    tokens, texts = (trace.rows(name, 0, last) for name in ("tokens", "texts"))
+    texts = texts[np.isin(texts["seq_id"], ids)].copy()
+    starts = texts["offset"] - int(trace.meta.get("text_base", 0))
+    blob = b"".join(trace.text_bytes[a : a + n].tobytes() for a, n in zip(starts.tolist(), texts["num_bytes"].tolist()))
+    texts["offset"] = np.cumsum(texts["num_bytes"]) - texts["num_bytes"]
+    return {"tokens": tokens[np.isin(tokens["seq_id"], ids)], "texts": texts, "text_bytes": np.frombuffer(blob, np.uint8)}

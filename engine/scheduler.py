@@ -319,9 +319,11 @@ class Scheduler:
 
     def _hold_pages(self, seq: Sequence, end: int, draft: _Draft) -> None:
         """Make [num_computed, end) writable: fresh pages, and an own copy of a shared one. They are there."""
-        pool = self.pool
+        pool, table, index = self.pool, self.pool.table(seq.seq_id), seq.num_computed // self.pool.page_size
         if self._is_shared(seq):
-            draft.copies[seq.seq_id] = pool.copy_on_write(seq.seq_id, seq.num_computed // pool.page_size, self._next_step)
+            draft.copies[seq.seq_id] = pool.copy_on_write(seq.seq_id, index, self._next_step)
+        elif index < len(table):
+            pool.unpublish(table[index])  # a sample's parent that ran ahead may have filled and published it
         pool.allocate(seq.seq_id, max(pool.pages_for(end) - len(pool.table(seq.seq_id)), 0))
 
     def _plan(self, seq: Sequence, num_tokens: int, draft: _Draft, num_cached: int = 0, resumed: bool = False) -> None:

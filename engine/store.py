@@ -1,8 +1,9 @@
 """The reader's side of a run: applies TraceDeltas, keeps them within a byte bound, hands out Trace snapshots.
 
-Buffers grow by doubling and are never written twice, so a snapshot is a handful of slices. Past the bound the
-oldest half is thinned to the steps that matter (somebody joined, finished or was preempted, or the step
-failed); what stays too large is dropped, oldest first. Step ids are never reused.
+Buffers grow by doubling and are never written twice, so a snapshot is a handful of slices. Each apply() publishes
+the next one whole, so that readers on other threads never see half of a delta. Past the bound the oldest half is
+thinned to the steps that matter (somebody joined, read its prompt, finished or was preempted, or the step failed);
+what stays too large is dropped, oldest first. Step ids are never reused.
 """
 
 from __future__ import annotations
@@ -68,6 +69,7 @@ class TraceStore:
         self._configs: list[Mapping[str, object]] = []
         self._event_base = 0
         self._text_base = 0
+        self._snapshot = self._take()
 
     @property
     def nbytes(self) -> int:
@@ -86,10 +88,14 @@ class TraceStore:
         self._meta.update(delta.meta)
         if self.nbytes > self.max_bytes:
             self._evict()
+        self._snapshot = self._take()
         self.version += 1
 
     def snapshot(self) -> Trace:
-        """The records as they are now; never changes."""
+        """The records as they were after the last delta; never changes."""
+        return self._snapshot
+
+    def _take(self) -> Trace:
         tables = {name: column.view() for name, column in self._columns.items()}
         meta = {**self._meta, "configs": tuple(self._configs), "event_base": self._event_base, "text_base": self._text_base}
         return Trace(tables, self._sequences, self._token_texts, meta, tuple(self._artifacts), tuple(self._errors))
@@ -102,35 +108,49 @@ class TraceStore:
         if tokens is not None and len(tokens):
             ids.update(tokens["token_id"].tolist())
             ids.update(tokens["top_ids"].ravel().tolist())
-        for token_id in ids - self._token_texts.keys():
-            self._token_texts[token_id] = self._piece(token_id)
+        new = ids - self._token_texts.keys()
+        if new:  # snapshots share the old one
+            self._token_texts = self._token_texts | {token_id: self._piece(token_id) for token_id in sorted(new)}
 
     def _keep_artifacts(self, artifacts: tuple[object, ...]) -> None:
-        self._artifacts += artifacts
-        probed = [a for a in self._artifacts if isinstance(a, TensorSample)]
-        used = sum(a.values.nbytes for a in probed)
-        for oldest in probed:
-            if used <= ARTIFACT_BYTES:
-                break
-            self._artifacts.remove(oldest)
-            used -= oldest.values.nbytes
+        if not artifacts:
+            return
+        kept, used = [], 0
+        for artifact in reversed([*self._artifacts, *artifacts]):  # the newest probed arrays that fit the budget
+            used += artifact.values.nbytes if isinstance(artifact, TensorSample) else 0
+            if used <= ARTIFACT_BYTES or not isinstance(artifact, TensorSample):
+                kept.append(artifact)
+        self._artifacts = kept[::-1]
 
     # ---- the bound ----
 
     def _evict(self) -> None:
-        steps = self._columns["steps"].view()
-        middle = int(steps["step_id"][len(steps) // 2])
-        special = {int(i) for name in ("preempts", "finishes") for i in self._columns[name].view()["step_id"]}
-        special |= {e.step_id for e in self._errors}
+        steps = self._columns["steps"].view()["step_id"].copy()
+        middle = steps[len(steps) // 2]
+        self._keep_steps(steps[(steps >= middle) | np.isin(steps, self._special())])
+        while self.nbytes > 0.8 * self.max_bytes and len(self._columns["steps"]) > 1:
+            steps = self._columns["steps"].view()["step_id"].copy()
+            self._drop_before(len(steps) // 2)
+
+    def _special(self) -> np.ndarray:
+        """Steps in which something happened to somebody, apart from one more token."""
         works = self._columns["works"].view()
-        joins = works[(works["num_cached"] > 0) | (works["start"] == 0)]
-        special |= set(joins["step_id"].tolist())
-        keep = np.array([int(i) >= middle or int(i) in special for i in steps["step_id"]])
-        self._keep_steps(steps["step_id"][keep])
-        if self.nbytes > 0.8 * self.max_bytes:
-            steps = self._columns["steps"].view()
-            self._keep_steps(steps["step_id"][len(steps) // 2 :])
-            self._drop_log()
+        joins = works[(works["num_cached"] > 0) | (works["start"] == 0) | (works["samples"] == 0)]
+        ids = [joins["step_id"], *(self._columns[name].view()["step_id"] for name in ("preempts", "finishes"))]
+        return np.unique(np.concatenate([*ids, np.array([e.step_id for e in self._errors], np.int32)]))
+
+    def _drop_before(self, index: int) -> None:
+        """Forget every step before this one, and what only they needed."""
+        steps = self._columns["steps"].view()["step_id"].copy()
+        self._meta["computed_before"] = {str(i): n for i, n in self._take().computed_at(int(steps[index - 1])).items()}
+        self._keep_steps(steps[index:])
+        self._drop_log()
+        self._drop_texts()
+        tables = ("works", "waits", "tokens", "preempts", "finishes", "texts")
+        kept = {int(i) for name in tables for i in np.unique(self._columns[name].view()["seq_id"])}
+        kept |= {int(i) for i in np.unique(self._columns["preempts"].view()["for_seq_id"])}
+        newest = max(self._sequences, default=0)  # those that have not run yet
+        self._sequences = {i: info for i, info in self._sequences.items() if i in kept or i > newest - 1000}
 
     def _keep_steps(self, step_ids: np.ndarray) -> None:
         """Drop rows of every other step. Tokens and texts stay as long as their sequence's newest step does."""
@@ -145,21 +165,19 @@ class TraceStore:
             self._columns[name].replace(rows[np.isin(rows["seq_id"], live)])
 
     def _drop_log(self) -> None:
-        """Forget events before the last keyframe that the oldest kept step needs, and text nobody refers to."""
-        steps, frames = self._columns["steps"].view(), self._columns["keyframes"].view()
-        if not len(steps):
-            return
-        usable = frames["event_at"][frames["event_at"] <= steps["event_end"][0]]
+        """Forget events before the last keyframe that the oldest kept step needs."""
+        end = self._columns["steps"].view()["event_end"][0]
+        frames = self._columns["keyframes"].view()
+        usable = frames["event_at"][frames["event_at"] <= end]
         if len(usable):
-            at = int(usable.max())
+            at = int(usable[-1])
             self._columns["events"].replace(self._columns["events"].view()[at - self._event_base :])
             self._columns["keyframes"].replace(frames[frames["event_at"] >= at])
             self._event_base = at
+
+    def _drop_texts(self) -> None:
+        """Forget text that nobody refers to; what is left keeps its offsets."""
         texts = self._columns["texts"].view()
         start = int(texts["offset"].min()) if len(texts) else self._text_base + len(self._columns["text_bytes"])
         self._columns["text_bytes"].replace(self._columns["text_bytes"].view()[start - self._text_base :])
         self._text_base = start
-        kept = {int(i) for i in np.unique(self._columns["works"].view()["seq_id"])}
-        kept |= {int(i) for i in np.unique(self._columns["waits"].view()["seq_id"])}
-        newest = max(self._sequences, default=0)
-        self._sequences = {i: info for i, info in self._sequences.items() if i in kept or i > newest - 1000}

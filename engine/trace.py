@@ -10,6 +10,7 @@ replay equals the live pool. Rejected: one object a step (a thousand times the m
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -346,21 +347,45 @@ class Trace:
 
     def computed_at(self, step_id: int) -> dict[int, int]:
         """seq_id → num_computed_tokens after a step, for the sequences that hold pages then."""
-        held = self.pool_at(step_id).tables
-        rows = self.rows("works", self.first_step if self.first_step is not None else 0, step_id)
-        found: dict[int, int] = {}
-        for row in rows[::-1]:
-            seq_id = int(row["seq_id"])
-            if seq_id in held and seq_id not in found:
-                found[seq_id] = int(row["start"]) + int(row["num_tokens"])
-                if len(found) == len(held):
-                    break
-        page_size = self.page_size_at(step_id)
-        for seq_id, table in held.items():  # a forked sample has pages before its first work of its own
-            known = found.get(seq_id)
-            prompt = self.sequences[seq_id].num_prompt_tokens if seq_id in self.sequences else len(table) * page_size
-            found[seq_id] = min(prompt if known is None else known, len(table) * page_size)
+        pool, page_size = self.pool_at(step_id), self.page_size_at(step_id)
+        found = {}
+        for seq_id, table in pool.tables.items():
+            known = self._computed(seq_id, step_id)
+            if known is None:  # admitted by a plan that is not in the trace yet: it starts with what it hit
+                known = next((i for i, page in enumerate(table) if not pool.cached[page]), len(table)) * page_size
+            found[seq_id] = min(known, len(table) * page_size)
         return found
+
+    def _computed(self, seq_id: int, step_id: int) -> int | None:
+        """Tokens computed by a sequence that holds pages: where its last work ended, if it kept its pages since;
+        else where its next work starts. None if the trace has neither."""
+        lost = self._last_of("preempts", seq_id, step_id)
+        since = int(lost["step_id"]) + 1 if lost is not None else 0
+        work = self._last_of("works", seq_id, step_id)
+        token = self._last_of("tokens", seq_id, step_id)  # its step may have been dropped by a full ring
+        known, before = None, self.meta.get("computed_before") or {}  # what a clipped trace remembers
+        if token is not None and token["step_id"] >= since and (work is None or token["step_id"] > work["step_id"]):
+            known = int(token["position"])
+        elif work is not None and work["step_id"] >= since:
+            no_cache = work["samples"] and self.config_at(int(work["step_id"])).get("mode") == "none"
+            known = None if no_cache else int(work["start"]) + int(work["num_tokens"])
+        elif str(seq_id) in before and not since:
+            known = int(before[str(seq_id)])
+        rows = self.works[bisect.bisect_right(self.works["step_id"], step_id) :]
+        later = rows[np.flatnonzero(rows["seq_id"] == seq_id)[:1]]
+        if not len(later) or (known is not None and known <= later["start"][0]):
+            return known
+        between = self.rows("preempts", step_id + 1, int(later["step_id"][0]))["seq_id"]
+        return known if known is not None and seq_id in between else int(later["start"][0])
+
+    def _last_of(self, table: str, seq_id: int, step_id: int) -> np.void | None:
+        """A sequence's newest row of a table at or before a step."""
+        rows = self.rows(table, 0, step_id)
+        for recent in (rows[-256:], rows):
+            at = np.flatnonzero(recent["seq_id"] == seq_id)
+            if len(at):
+                return recent[at[-1]]
+        return None
 
     # ---- the pool ----
 
@@ -373,12 +398,13 @@ class Trace:
             end = int(rows["event_end"][0]) if len(rows) else 0
             while len(cache) >= 64:
                 cache.pop(next(iter(cache), None), None)
-            found = cache[step_id] = self._replay(end, self.num_pages_at(step_id))
+            found = cache[step_id] = self.pool_after(end, self.num_pages_at(step_id))
         return found
 
-    def _replay(self, end: int, num_pages: int) -> PoolState:
+    def pool_after(self, end: int, num_pages: int = 0) -> PoolState:
+        """The pool once the log had `end` rows."""
         base = int(self.meta.get("event_base", 0))  # events before this one were evicted
-        before = self.keyframes[: np.searchsorted(self.keyframes["event_at"], end, "right")]
+        before = self.keyframes[: bisect.bisect_right(self.keyframes["event_at"], end)]
         begins = np.flatnonzero(before["op"] == 0)  # a keyframe begins with a row that is no event
         begin, frame = base, before[:0]
         if len(begins):

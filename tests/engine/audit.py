@@ -137,6 +137,7 @@ class Watch:
         assert not self.plans or step == max(self.plans) + 1, f"step {step} follows {max(self.plans, default=None)}"
         self.plans[step] = record.plan
         self.pools[step] = live_state(scheduler.pool)
+        self.computed[step] = {s.seq_id: s.num_settled for s in scheduler.running if scheduler.pool.table(s.seq_id)}
         self._check_contents(scheduler.pool)
         for seq_id, token in record.committed.accepted:
             assert seq_id not in self.ended, f"sequence {seq_id} got a token after its end"
@@ -204,10 +205,13 @@ def same_state(a: PoolState, b: PoolState) -> None:
     assert a.num_free == b.num_free
 
 
-def check_replay(watch: Watch, trace: Trace) -> None:
-    """Every recorded step's pool, rebuilt from the log, is what the pool was."""
+def check_replay(watch: Watch, trace: Trace, exact: bool = True) -> None:
+    """Every recorded step's pool and counters, rebuilt from the log, are what they were."""
     for step in trace.steps["step_id"].tolist():
         same_state(trace.pool_at(step), watch.pools[step])
+        if exact or step < trace.last_step:
+            got = trace.computed_at(step)
+            assert got == watch.computed[step], f"counters after step {step} of {trace.last_step}: {got}, not {watch.computed[step]}"
 
 
 def check_plan(scheduler: Scheduler, plan: StepPlan, was_running: set[int]) -> None:

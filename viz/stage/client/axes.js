@@ -24,15 +24,38 @@ class Axes {
     this.drawn = false;
     this.touched = 0;
     this.holding = false;
+    this.bare = false; // no visible axes: the view lays out its own pixels, and the lens zooms all of them at once
+    this.lens = { k: 1, x: 0, y: 0 };
     this.abort = new AbortController();
     const signal = this.abort.signal;
     this.div.addEventListener("pointerdown", () => { this.holding = true; }, { signal, capture: true });
     window.addEventListener("pointerup", () => { this.holding = false; }, { signal, capture: true });
-    this.div.addEventListener("wheel", () => { this.touched = performance.now(); }, { signal, capture: true, passive: true });
+    this.div.addEventListener("wheel", (e) => { this.touched = performance.now(); if (this.bare) this.magnify(e); }, { signal, capture: true, passive: false });
+    this.div.addEventListener("pointermove", (e) => { if (this.bare && this.holding && this.lens.k > 1) this.shift(e.movementX, e.movementY); }, { signal });
   }
 
-  get zoomed() { return Object.keys(this.user).length > 0; }
-  get moving() { return this.holding || performance.now() - this.touched < 250; }
+  get zoomed() { return Object.keys(this.user).length > 0 || this.lens.k > 1; }
+  get moving() { return !this.bare && (this.holding || performance.now() - this.touched < 250); }
+
+  // The point under the pointer stays where it is.
+  magnify(event) {
+    event.preventDefault();
+    event.stopPropagation();
+    const box = this.div.getBoundingClientRect(), { k, x, y } = this.lens;
+    const [px, py] = [event.clientX - box.left, event.clientY - box.top];
+    const grown = clamp(k * 1.0015 ** -event.deltaY, 1, 8);
+    this.lookAt(grown, px - ((px - x) * grown) / k, py - ((py - y) * grown) / k);
+  }
+
+  shift(dx, dy) { this.lookAt(this.lens.k, this.lens.x + dx, this.lens.y + dy); }
+
+  // Never past the picture's edge.
+  lookAt(k, x, y) {
+    const [w, h_] = [this.host.clientWidth, this.host.clientHeight];
+    this.lens = k <= 1.001 ? { k: 1, x: 0, y: 0 } : { k, x: clamp(x, w * (1 - k), 0), y: clamp(y, h_ * (1 - k), 0) };
+    this.projections = null;
+    this.onmove();
+  }
 
   // Axes of a figure. Only ranges and ticks changed: a relayout; otherwise a react. Both leave the div in place.
   apply(figure, force = false) {
@@ -82,7 +105,7 @@ class Axes {
     const titled = (letter) => seen.some(([n, a]) => n[0] === letter && a.title && a.title.text);
     const em = look.font / 16;
     // A view without visible axes lays out its own pixels: the hub renders for sizes in steps of 20.
-    const bare = !seen.length;
+    const bare = (this.bare = !seen.length);
     const spare = [width >= 200 ? width % 20 : 0, height >= 120 ? height % 20 : 0];
     const margin = bare ? { l: Math.floor(spare[0] / 2), r: Math.ceil(spare[0] / 2), t: 0, b: spare[1], pad: 0 } : {
       l: Math.round(labelled("y").length ? Math.min(longest * 8.6 * em + 14, width * 0.4) + (titled("y") ? 26 * em : 6) : titled("y") ? 30 : 10),
@@ -131,6 +154,7 @@ class Axes {
 
   reset() {
     this.user = {};
+    this.lens = { k: 1, x: 0, y: 0 };
     const changes = {};
     for (const [name, range] of Object.entries(this.home)) if (range && this.div._fullLayout[name]) changes[name + ".range"] = range.slice();
     if (this.drawn) Plotly.relayout(this.div, changes);
@@ -141,6 +165,7 @@ class Axes {
   // A view was exchanged: its zoom has no meaning for the next one.
   forget() {
     this.user = {};
+    this.lens = { k: 1, x: 0, y: 0 };
     this.home = {};
     this.last = this.shape = "";
   }
@@ -170,13 +195,15 @@ class Axes {
     if (!xa || !ya || !xa.range || !ya.range || !(xa._length > 0) || !(ya._length > 0)) return null;
     const [x0, x1] = xa.range.map(Number);
     const [y0, y1] = ya.range.map(Number);
-    const kx = xa._length / (x1 - x0), ky = ya._length / (y1 - y0);
-    const left = xa._offset, bottom = ya._offset + ya._length;
+    const lens = this.bare ? this.lens : { k: 1, x: 0, y: 0 };
+    const width = xa._length * lens.k, height = ya._length * lens.k;
+    const kx = width / (x1 - x0), ky = height / (y1 - y0);
+    const left = xa._offset * lens.k + lens.x, top = ya._offset * lens.k + lens.y, bottom = top + height;
     const fx = xa.type === "log" ? (v) => left + (Math.log10(v) - x0) * kx : (v) => left + (v - x0) * kx;
     const fy = ya.type === "log" ? (v) => bottom - (Math.log10(v) - y0) * ky : (v) => bottom - (v - y0) * ky;
     const inverse = { x: (px) => { const v = (px - left) / kx + x0; return xa.type === "log" ? 10 ** v : v; }, y: (py) => { const v = (bottom - py) / ky + y0; return ya.type === "log" ? 10 ** v : v; } };
     const ticks = (axis) => (axis._vals || []).map((t) => t.x).filter(Number.isFinite);
-    return { x: fx, y: fy, inverse, left, top: ya._offset, width: xa._length, height: ya._length, xticks: ticks(xa), yticks: ticks(ya) };
+    return { x: fx, y: fy, inverse, left, top, width, height, xticks: ticks(xa), yticks: ticks(ya) };
   }
 
   destroy() {
