@@ -24,7 +24,7 @@ from safetensors.numpy import load as unpack
 from safetensors.numpy import save as pack
 
 from engine.errors import EngineError
-from engine.recording_check import MAX_BYTES, MAX_HEADER, MAX_PROMPT, MAX_SAMPLES, Bad, Reader, check_layout, check_tables, parse
+from engine.recording_check import MAX_BYTES, MAX_HEADER, MAX_PROMPT, MAX_SAMPLES, MAX_WORD, Bad, Reader, check_layout, check_tables, parse
 from engine.trace import TABLES, KernelReport, Op, SequenceInfo, StepError, TensorSample, Trace
 
 FORMAT = "glass-recording"
@@ -97,7 +97,7 @@ def encode(trace: Trace) -> bytes:
         "meta": _plain({k: v for k, v in trace.meta.items() if k not in ("configs", "source")}),
         "configs": _plain(list(trace.meta.get("configs", ()))),
         "sequences": [_fields(info) | {"num_prompt_tokens": info.num_prompt_tokens} for info in infos],
-        "token_texts": sorted([int(i), _text(text)] for i, text in trace.token_texts.items()),
+        "token_texts": sorted([int(i), _text(text)[:MAX_WORD]] for i, text in trace.token_texts.items()),
         "errors": [_fields(error) for error in trace.errors],
         "artifacts": artifacts,
     }
@@ -150,7 +150,7 @@ def _build(manifest: Reader, tensors: dict[str, np.ndarray]) -> Trace:
     if tensors:
         raise Bad(f"it holds a tensor that does not belong there: {min(tensors)[:80]}")
     check_tables(tables, meta, sequences)
-    texts = {item.integer(0, 0, 2**31 - 1): item.text(1, 500) for item in manifest.items("token_texts")}
+    texts = {item.integer(0, 0, 2**31 - 1): item.text(1, MAX_WORD) for item in manifest.items("token_texts")}
     errors = tuple(
         StepError(e.integer("step_id", 0, 2**31 - 1), e.text("code", 200), e.text("sentence", 2000), e.integers("seq_ids"))
         for e in manifest.items("errors")
@@ -226,6 +226,8 @@ def _fields(record: object) -> dict[str, object]:
             continue
         if isinstance(value, float) and not math.isfinite(value):
             value = str(value)
+        if isinstance(value, str):
+            value = value[:MAX_PROMPT]
         found[field.name] = _plain(value)
     return found
 

@@ -21,6 +21,7 @@ MAX_TENSORS = 5000
 MAX_SAMPLES = 4096
 MAX_PAGES = 2**22
 MAX_PROMPT = 2**20  # characters
+MAX_WORD = 500  # characters of a token
 MAX_REPLAY = 2**22  # events between two keyframes
 _SIZES = {"BOOL": 1, "U8": 1, "I8": 1, "F16": 2, "BF16": 2, "I16": 2, "U16": 2, "I32": 4, "U32": 4, "F32": 4, "I64": 8, "U64": 8, "F64": 8}
 
