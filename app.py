@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import socket
 import sys
@@ -13,10 +14,10 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import gradio as gr
 
-from engine.audience import LiveSource, recording_from
+from engine.audience import LiveSource
 from engine.config import CacheConfig, EngineConfig, ModelSource
 from engine.errors import EngineError
-from engine.recording import load
+from engine.recording import decode, load
 from engine.session import Session
 from viz.registry import load_views
 from viz.stage.hub import Hub
@@ -43,16 +44,17 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--pages", type=int, default=96, help="blocks of the KV cache (96 can still be read from the last row)")
     p.add_argument("--own-process", action=argparse.BooleanOptionalAction, help="engine in a process of its own (default: on a GPU)")
     p.add_argument("--host", default=os.environ.get("GRADIO_SERVER_NAME", "127.0.0.1"))
-    p.add_argument("--port", type=int, default=int(os.environ.get("GRADIO_SERVER_PORT", "7860")))
+    p.add_argument("--port", type=int, default=os.environ.get("GRADIO_SERVER_PORT", "7860"))
     return p
 
 
 def source_of(args: argparse.Namespace) -> SwitchingSource:
     """A recording, or a live engine that begins to load at once. Raises EngineError."""
     if args.recording:
-        return SwitchingSource(RecordingSource(load(args.recording)), recording_from)
+        return SwitchingSource(RecordingSource(load(args.recording)), decode)
+    check_model(args.model)
     config = EngineConfig(ModelSource(args.model, args.device, args.dtype, args.backend), CacheConfig(num_pages=args.pages))
-    return SwitchingSource(LiveSource(Session(config, own_process=args.own_process).start()), recording_from)
+    return SwitchingSource(LiveSource(Session(config, own_process=args.own_process).start()), decode)
 
 
 def page() -> gr.Blocks:
@@ -65,12 +67,27 @@ def page() -> gr.Blocks:
 
 def check_port(host: str, port: int) -> None:
     """Raises EngineError "port_in_use" before anything is loaded."""
-    with socket.socket() as probe:
+    if not 1 <= port <= 65_535:
+        raise EngineError("bad_port", f"A port is a number from 1 to 65535, not {port}. Try --port 7860.")
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except (OSError, UnicodeError):
+        raise EngineError("bad_host", f"There is no address called {host[:200]} here. Try --host 127.0.0.1.") from None
+    with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((host, port))
+            probe.bind(address)
         except OSError as error:
-            raise EngineError("port_in_use", f"Port {port} on {host} cannot be used: {error.strerror}. Try --port {port + 1}.") from None
+            other = port + 1 if 1024 <= port < 65_535 else 7861
+            raise EngineError("port_in_use", f"Port {port} on {host} cannot be used: {error.strerror}. Try --port {other}.") from None
+
+
+def check_model(model: str | None) -> None:
+    """Refuses a folder that cannot be loaded before a page is served. Raises EngineError."""
+    if model:
+        from engine.models.loading import check_folder  # brings torch, which a recording does not need
+
+        check_folder(model)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -79,12 +96,15 @@ def main(argv: list[str] | None = None) -> int:
     try:
         check_port(args.host, args.port)
         source = source_of(args)
+        serve(source, args)
     except EngineError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    serve(source, args)
+    except OSError:  # between the check and now somebody else took the port
+        print(f"error: Port {args.port} was taken meanwhile. Try another one with --port.", file=sys.stderr)
+        return 2
     print(f"Glass Engine: http://{'localhost' if args.host in ('0.0.0.0', '127.0.0.1') else args.host}:{args.port}", flush=True)
-    return wait_forever()
+    return wait_forever(getattr(source.base, "session", None))
 
 
 def serve(source: SwitchingSource, args: argparse.Namespace) -> None:
@@ -96,12 +116,15 @@ def serve(source: SwitchingSource, args: argparse.Namespace) -> None:
     )  # fmt: skip
 
 
-def wait_forever() -> int:
-    """Until Ctrl-C."""
-    try:
+def wait_forever(session: Session | None) -> int:
+    """Until Ctrl-C. That a model cannot be loaded is said here too; the page stays and offers to try again."""
+    with contextlib.suppress(KeyboardInterrupt):
+        try:
+            if session is not None:
+                session.wait_ready(float("inf"))
+        except EngineError as error:
+            print(f"error: {error}", file=sys.stderr, flush=True)
         threading.Event().wait()
-    except KeyboardInterrupt:
-        return 0
     return 0
 
 

@@ -22,7 +22,9 @@ FLAGS = (
 
 def chromium() -> str | None:
     """Path of an installed Chromium; GLASS_CHROMIUM overrides."""
-    return os.environ.get("GLASS_CHROMIUM") or next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    return os.environ.get("GLASS_CHROMIUM") or next(
+        filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+    )
 
 
 def free_port() -> int:

@@ -73,11 +73,18 @@ class Report:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         head = {"device": self.device, "versions": versions(), "commit": commit(), "date": datetime.now(UTC).isoformat(timespec="seconds")}
         command = "python -m " + " ".join([Path(sys.argv[0]).parent.name + "." + Path(sys.argv[0]).stem, *sys.argv[1:]])
-        text = json.dumps({**head, "command": command, "results": list(self.results.values())}, indent=1, ensure_ascii=False, allow_nan=False)
+        text = json.dumps(
+            {**head, "command": command, "results": list(self.results.values())}, indent=1, ensure_ascii=False, allow_nan=False
+        )
         self.path.write_text(text + "\n")
 
 
-def main(benchmark: str, items: Mapping[str, Callable[[Report, argparse.Namespace], None]], device: Callable[[argparse.Namespace], str], extra=None) -> int:
+def main(
+    benchmark: str,
+    items: Mapping[str, Callable[[Report, argparse.Namespace], None]],
+    device: Callable[[argparse.Namespace], str],
+    extra=None,
+) -> int:
     """The command line of every benchmark: [--only NAME] [--device cuda|cpu] [--json FILE]."""
     p = argparse.ArgumentParser(prog=f"python -m benchmarks.{benchmark}")
     p.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))

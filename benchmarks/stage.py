@@ -76,7 +76,10 @@ def heap(report: Report, args: argparse.Namespace) -> None:
             opened.wait_for_timeout(15_000)
             if second >= 45:
                 samples.append(used())
-                print(f"  {second + 15} s: {samples[-1]:.2f} MB, {opened.evaluate('document.getElementsByTagName(`*`).length')} nodes", flush=True)
+                print(
+                    f"  {second + 15} s: {samples[-1]:.2f} MB, {opened.evaluate('document.getElementsByTagName(`*`).length')} nodes",
+                    flush=True,
+                )
         tail = statistics.median(samples[-4:]) - statistics.median(samples[:4])
         report.add(
             "stage_heap_growth_mb", [tail], "MB", higher_is_better=False, target=5,

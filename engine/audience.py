@@ -1,28 +1,33 @@
 """A Session as the page's Source (viz/stage/source.py): status as plain JSON, commands as names and plain dicts.
 
-Everything a browser says is checked here once more: types, lengths, ranges. When the last viewer of a room
-has left, its requests end after a short grace, so that a reload does not kill them and a closed tab does.
+Everything a browser says is checked here once more: types, lengths, ranges. When a viewer has left, the requests
+that it made end after a short grace; when the room is empty, all of them do. A newcomer within the grace takes a
+leaver's requests over, so that a reload does not kill them and a closed tab does.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from engine.config import KNOBS, Cost, knob_values
 from engine.errors import EngineError
-from engine.recording import load, save
+from engine.recording import encode
 from engine.request import SamplingParams
-from engine.session import Session
+from engine.session import Session, Status
+from engine.tokenizer import check_text
 from engine.trace import Trace
-from engine.workloads import WORKLOADS, Workload
+from engine.workloads import WORKLOADS
 
 GRACE_S = 3.0
+SHARED_FPS = 6  # frames a second while a CPU engine runs freely: drawing 30 takes a third of two cores
 MAX_LIVE = 32  # prompts of one room at a time
+MAX_STOPS, MAX_STOP = 4, 100  # stop strings of a prompt, characters of one
+ROOMS = frozenset({"main"})  # what the core opens
 
 
 class LiveSource:
@@ -35,8 +40,9 @@ class LiveSource:
         self.session = session
         self._grace = grace
         self._viewers: dict[str, set[str]] = {}
-        self._timers: dict[str, threading.Timer] = {}
-        self._requests: dict[str, dict[int, str]] = {}
+        self._leavers: dict[str, dict[str, threading.Timer]] = {}
+        self._owned: dict[str, deque[int]] = {}  # viewer -> requests that it made
+        self._lock = threading.Lock()
         self._rate = _Rate()
 
     # ---- what the page reads ----
@@ -65,11 +71,16 @@ class LiveSource:
             "error": {"code": "engine", "sentence": status.sentence} if status.sentence else None,
             "knobs": self._knobs() if session.is_ready else {},
             "presets": [{"name": name, "title": w.title, "point": w.point} for name, w in WORKLOADS.items()],
-            "recording": {"save": session.is_ready, "open": True},
+            "recording": {"save": bool(len(session.trace(room))), "open": True},
+            "max_fps": SHARED_FPS if self._needs_the_cores(status) else None,
             "hint": "Type a sentence: it becomes the next request.",
             **rates,
         }
         return said
+
+    def _needs_the_cores(self, status: Status) -> bool:
+        """In free run an engine on a CPU takes every core that drawing leaves it."""
+        return status.state == "running" and status.pace is None and self.session.config.source.device == "cpu"
 
     def _badge(self, meta: Mapping[str, object]) -> str:
         model = meta.get("model")
@@ -100,8 +111,12 @@ class LiveSource:
         act = getattr(self, f"do_{name}", None)
         if act is None:
             raise EngineError("unknown_command", "The page asked for something that the engine does not know.", name=name[:60])
-        answer = await asyncio.to_thread(act, room, args)
-        return {"ok": True, **(answer or {})}
+        answer = await asyncio.to_thread(act, room, args) or {}
+        if name == "prompt":
+            self._owned.setdefault(viewer, deque(maxlen=1000)).append(answer["request_id"])
+            if viewer not in self._viewers.get(room, ()):  # it left meanwhile
+                self.viewer_left(room, viewer)
+        return {"ok": True, **answer}
 
     def do_prompt(self, room: str, args: Mapping[str, object]) -> dict[str, object]:
         text = args.get("text")
@@ -117,17 +132,8 @@ class LiveSource:
         workload = WORKLOADS.get(str(args.get("name")))
         if workload is None:
             raise EngineError("unknown_preset", "There is no preset of that name.")
-        self.session.ask("workload", room=room, prompts=self.script(workload), knobs=dict(workload.knobs))
+        self.session.run_workload(workload, room=room)
         return {"point": workload.point}
-
-    def script(self, workload: Workload) -> tuple:
-        return tuple(
-            self.session.prompt(
-                line.text, SamplingParams(line.max_tokens, line.temperature, n=line.n), chat=line.chat, system=line.system,
-                priority=line.priority, after_steps=line.after_steps,
-            )
-            for line in workload.lines
-        )  # fmt: skip
 
     def do_abort(self, room: str, args: Mapping[str, object]) -> dict[str, object]:
         request_id = args.get("request_id")
@@ -168,28 +174,43 @@ class LiveSource:
         trace = self.session.trace(room)
         if not len(trace):
             raise EngineError("nothing_recorded", "Nothing has been recorded yet; run a prompt first.")
-        return f"glass-engine-{time.strftime('%Y%m%d-%H%M%S')}.glass", await asyncio.to_thread(recording_bytes, trace)
+        return f"glass-engine-{time.strftime('%Y%m%d-%H%M%S')}.glass", await asyncio.to_thread(encode, trace)
 
     # ---- who is watching ----
 
     def viewer_joined(self, room: str, viewer: str) -> None:
-        timer = self._timers.pop(room, None)
-        if timer is not None:
-            timer.cancel()
-        self._viewers.setdefault(room, set()).add(viewer)
+        """Raises EngineError "unknown_room"."""
+        if room not in ROOMS:
+            raise EngineError("unknown_room", "This engine has no room of that name. Open the page without ?room= in its address.")
+        with self._lock:
+            self._viewers.setdefault(room, set()).add(viewer)
+            leavers = self._leavers.get(room)
+            if leavers:
+                leaver, timer = leavers.popitem()
+                timer.cancel()
+                if leaver in self._owned:
+                    self._owned[viewer] = self._owned.pop(leaver)
 
     def viewer_left(self, room: str, viewer: str) -> None:
-        watching = self._viewers.get(room, set())
-        watching.discard(viewer)
-        if not watching:
-            timer = threading.Timer(self._grace, self._abandon, (room,))
+        with self._lock:
+            watching = self._viewers.setdefault(room, set())
+            watching.discard(viewer)
+            if watching and viewer not in self._owned:
+                return
+            timer = threading.Timer(self._grace, self._abandon, (room, viewer))
             timer.daemon = True
-            self._timers[room] = timer
+            self._leavers.setdefault(room, {})[viewer] = timer
             timer.start()
 
-    def _abandon(self, room: str) -> None:
-        if not self._viewers.get(room) and self.session.is_ready:
-            self.session.ask("abort", room=room, request_id=None)
+    def _abandon(self, room: str, viewer: str) -> None:
+        with self._lock:
+            if self._leavers.get(room, {}).pop(viewer, None) is None:
+                return  # somebody came back
+            owned = set(self._owned.pop(viewer, ()))
+            ending = owned & self.session.alive if self._viewers.get(room) else {None}
+        with contextlib.suppress(EngineError):  # an engine that is not there runs nothing
+            for request_id in ending:
+                self.session.ask("abort", room=room, request_id=request_id)
 
 
 def sampling_of(args: Mapping[str, object]) -> SamplingParams:
@@ -199,8 +220,9 @@ def sampling_of(args: Mapping[str, object]) -> SamplingParams:
         value = args.get(name)
         if value is None:
             return otherwise
-        if isinstance(value, bool) or not isinstance(value, kinds):
-            raise EngineError("bad_sampling", f"{name} must be a number.", name=name, rule="a number", value=str(value)[:40])
+        if isinstance(value, bool) or not isinstance(value, kinds) or (isinstance(value, int) and abs(value) >= 2**63):
+            rule = "a whole number below 2^63" if kinds == (int,) else "a number below 2^63"
+            raise EngineError("bad_sampling", f"{name} must be {rule}.", name=name, rule=rule)
         return value
 
     return SamplingParams(
@@ -210,22 +232,19 @@ def sampling_of(args: Mapping[str, object]) -> SamplingParams:
         top_p=float(take("top_p", (int, float), 1.0)),
         seed=take("seed", (int,), None),
         n=take("n", (int,), 1),
+        stop=stops_of(args.get("stop")),
     )
 
 
-def recording_bytes(trace: Trace) -> bytes:
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "recording"
-        save(trace, path)
-        return path.read_bytes()
-
-
-def recording_from(content: bytes) -> Trace:
-    """A Trace from an uploaded file. Raises EngineError with a sentence."""
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "recording"
-        path.write_bytes(content)
-        return load(path)
+def stops_of(said: object) -> tuple[str, ...]:
+    """Stop strings: one, or a list of a few."""
+    stops = [] if said is None or said == "" else [said] if isinstance(said, str) else said
+    if not isinstance(stops, list) or len(stops) > MAX_STOPS or not all(isinstance(s, str) and 0 < len(s) <= MAX_STOP for s in stops):
+        rule = f"at most {MAX_STOPS} texts of 1 to {MAX_STOP} characters"
+        raise EngineError("bad_sampling", f"stop must be {rule}.", name="stop", rule=rule)
+    for stop in stops:
+        check_text(stop)
+    return tuple(stops)
 
 
 def _is_int(value: object) -> bool:

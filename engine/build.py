@@ -15,6 +15,7 @@ import torch
 from engine.config import EngineConfig, ModelSource, config_facts, resolve
 from engine.core import EngineCore
 from engine.detokenizer import Detokenizer
+from engine.errors import EngineError
 from engine.models.loading import LoadedModel, load_model
 from engine.ops import choose_ops
 from engine.request import Request
@@ -24,11 +25,15 @@ from engine.runner import DTYPES, ModelRunner, free_bytes, layout_of
 def settle_source(source: ModelSource) -> ModelSource:
     """The device and type that "auto" means on this machine."""
     device = ("cuda" if torch.cuda.is_available() else "cpu") if source.device == "auto" else source.device
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise EngineError("no_cuda", "This machine has no NVIDIA GPU that can be used. Start with --device cpu.")
     dtype = ("bfloat16" if device.startswith("cuda") else "float32") if source.dtype == "auto" else source.dtype
     return replace(source, device=device, dtype=dtype)
 
 
-def build_core(config: EngineConfig, progress: Callable[[float, str], None] = lambda fraction, text: None) -> tuple[EngineCore, LoadedModel]:
+def build_core(
+    config: EngineConfig, progress: Callable[[float, str], None] = lambda fraction, text: None
+) -> tuple[EngineCore, LoadedModel]:
     """Everything an engine needs, ready to step. Raises EngineError with a sentence when it cannot be had."""
     config = replace(config, source=settle_source(config.source))
     device, dtype = torch.device(config.source.device), DTYPES.get(config.source.dtype, torch.float32)
@@ -58,7 +63,7 @@ def facts(core: EngineCore, loaded: LoadedModel) -> dict[str, object]:
         "backend": core.runner.ops.backend,
         "dtype": config.source.dtype,
         "model": {
-            "name": loaded.folder.name, "family": shape.family, "parameters": shape.num_parameters, "layers": shape.num_layers,
+            "name": loaded.folder.name, "family": shape.family, "parameters": loaded.num_parameters, "layers": shape.num_layers,
             "hidden_size": shape.hidden_size, "heads": shape.num_heads, "kv_heads": shape.num_kv_heads, "head_dim": shape.head_dim,
             "vocab_size": shape.vocab_size, "max_model_len": config.max_model_len, "weights": loaded.folder.source,
             "precision": loaded.folder.precision,
@@ -97,5 +102,3 @@ def commit() -> str:
         ).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return "unknown"
-
-

@@ -45,15 +45,6 @@ class ModelConfig:
     eos_token_ids: frozenset[int] = frozenset()
     bos_token_id: int | None = None
 
-    @property
-    def num_parameters(self) -> int:
-        """Weights as stored once (tied embeddings counted once)."""
-        h, d = self.hidden_size, self.head_dim
-        attention = h * d * (2 * self.num_heads + 2 * self.num_kv_heads)
-        mlp = 3 * h * self.intermediate_size
-        embeddings = self.vocab_size * h * (1 if self.tie_word_embeddings else 2)
-        return self.num_layers * (attention + mlp + 2 * h) + embeddings + h
-
 
 class CacheMode(Enum):
     PAGED = "paged"

@@ -22,6 +22,7 @@ from engine.plan import Clocks, Committed, StepError, StepPlan, StepResult
 from engine.probe import NO_PROBE
 from engine.recorder import KEYFRAME_EVERY, Record, Recorder
 from engine.request import FinishReason, Request, SamplingParams
+from engine.rows import RowSlots
 from engine.runner import ModelRunner, PendingStep
 from engine.sampler import SampleRows, uniform
 from engine.scheduler import Scheduler
@@ -90,6 +91,7 @@ class EngineCore:
         self.runner = runner
         self.eos_token_ids = eos_token_ids
         self.arena = Arena(config.cache.num_pages)
+        self.rows = RowSlots()
         self.rooms: dict[str, Room] = {}
         self._new_text = new_text
         self._next_request = 1
@@ -111,7 +113,7 @@ class EngineCore:
     def open_room(self, name: str, num_pages: int) -> Room:
         """Lease pages to a new room."""
         pool = PagePool(self.arena.lease(name, num_pages), self.config.cache.page_size, name.encode())
-        room = Room(name, Scheduler(self.config, pool, self._new_text, name), Recorder())
+        room = Room(name, Scheduler(self.config, pool, self._new_text, name, self.rows), Recorder())
         room.recorder.config(knob_values(self.config))
         self.rooms[name] = room
         return room

@@ -8,25 +8,32 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 from dataclasses import replace
 
-from engine.config import CacheConfig, EngineConfig, ModelSource, SchedulerConfig, with_knob
+from engine.config import KNOBS, CacheConfig, EngineConfig, ModelSource, SchedulerConfig, with_knob
 from engine.errors import EngineError
+from engine.recording import save
 from engine.request import SamplingParams
+from engine.session import Session
+from engine.trace import FINISH_REASONS, Trace
+from engine.workloads import WORKLOADS
 
 
 def main(argv: list[str] | None = None) -> int:
     """Exit code: 0, or 2 with a sentence."""
     args = parser().parse_args(argv)
     try:
-        results = generate(args)
+        results, trace = generate(args)
+        print_results(results, args.json)
+        if args.save:  # last: a full disk does not take the answers with it
+            save(trace, args.save)
     except EngineError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
-    print_results(results, args.json)
     return 0
 
 
@@ -35,6 +42,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--model", help="checkpoint folder or Hub id; without it SmolLM2-135M-Instruct")
     p.add_argument("--prompt", action="append", help="may be given several times; all run together")
     p.add_argument("--prompts-file", help="a JSON list of prompts (\"-\": standard input)")
+    p.add_argument("--preset", choices=sorted(WORKLOADS), help="one of the page's presets instead of prompts")
     p.add_argument("--max-tokens", type=int, default=64)
     p.add_argument("--temperature", type=float, default=0.0)
     p.add_argument("--top-k", type=int)
@@ -55,14 +63,12 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
-def generate(args: argparse.Namespace) -> list[dict[str, object]]:
-    """One result a sample: prompt, token_ids, text, finish_reason. Raises EngineError on any refusal."""
-    from engine.session import Session
-
-    prompts = read_prompts(args)
-    sampling = SamplingParams(
-        args.max_tokens, args.temperature, args.top_k, args.top_p, args.seed, args.n, tuple(args.stop), (), args.ignore_eos
-    )
+def generate(args: argparse.Namespace) -> tuple[list[dict[str, object]], Trace]:
+    """One result a sample (prompt, token_ids, text, finish_reason), and the run. Raises EngineError on any refusal."""
+    prompts = [] if args.preset else read_prompts(args)
+    stop = tuple(check_text(text, "The stop string") for text in args.stop)
+    sampling = SamplingParams(args.max_tokens, args.temperature, args.top_k, args.top_p, args.seed, args.n, stop, (), args.ignore_eos)
+    check_folder(args.save)
     config = config_from(args)
     config = replace(config, scheduler=replace(config.scheduler, max_num_seqs=max(config.scheduler.max_num_seqs, len(prompts) * args.n)))
     for knob in args.knob:
@@ -70,26 +76,34 @@ def generate(args: argparse.Namespace) -> list[dict[str, object]]:
     session = Session(config, own_process=True if args.own_process else None).start()
     try:
         session.wait_ready(progress=progress_line() if sys.stderr.isatty() else None)
+        if args.preset:
+            return preset_results(session, args)
         made = [session.prompt(text, sampling, chat=args.chat) for text in prompts]  # refuse before any runs
         handles = [session.add_ids(p.prompt, p.token_ids, sampling) for p in made]
-        reasons = session.wait([i for h in handles for i in h.seq_ids], timeout=24 * 3600)
+        session.wait([i for h in handles for i in h.seq_ids], timeout=24 * 3600)
         trace = session.trace()
-        if args.save:
-            from engine.recording import save
-
-            save(trace, args.save)
-        return [
-            {
-                "prompt": text,
-                "token_ids": trace.tokens_of(i)["token_id"].tolist(),
-                "text": trace.text_of(i),
-                "finish_reason": reasons[i].value,
-            }
-            for text, handle in zip(prompts, handles, strict=True)
-            for i in handle.seq_ids
-        ]
+        return [result_of(trace, i, text) for text, handle in zip(prompts, handles, strict=True) for i in handle.seq_ids], trace
     finally:
         session.close()
+
+
+def preset_results(session: Session, args: argparse.Namespace) -> tuple[list[dict[str, object]], Trace]:
+    """Run a preset as the page does: its own prompts, knobs and arrivals."""
+    session.run_workload(WORKLOADS[args.preset])
+    session.wait_idle()
+    trace = session.trace()
+    return [result_of(trace, info.seq_id, info.prompt) for info in trace.sequences.values()], trace
+
+
+def result_of(trace: Trace, seq_id: int, prompt: str) -> dict[str, object]:
+    """What the command line says of one sample."""
+    ended = trace.finishes[trace.finishes["seq_id"] == seq_id]
+    return {
+        "prompt": prompt,
+        "token_ids": trace.tokens_of(seq_id)["token_id"].tolist(),
+        "text": trace.text_of(seq_id),
+        "finish_reason": FINISH_REASONS[ended["reason"][-1]].value,
+    }
 
 
 def config_from(args: argparse.Namespace) -> EngineConfig:
@@ -109,13 +123,13 @@ def read_prompts(args: argparse.Namespace) -> list[str]:
             listed = json.loads(data.decode("utf-8"))
         except UnicodeDecodeError as error:
             raise EngineError("bad_text", f"{args.prompts_file} is not valid UTF-8 (byte {error.start}).") from None
-        except ValueError:
+        except (ValueError, RecursionError):
             raise EngineError("bad_prompts", f"{args.prompts_file} is not JSON; a list of strings is needed.") from None
         if not isinstance(listed, list) or not all(isinstance(p, str) for p in listed):
             raise EngineError("bad_prompts", f"{args.prompts_file} must hold a JSON list of strings.")
         prompts += listed
     if not prompts:
-        raise EngineError("prompt_empty", "Give at least one --prompt.")
+        raise EngineError("prompt_empty", 'There is nothing to answer. Give at least one --prompt "…".')
     return prompts
 
 
@@ -127,19 +141,30 @@ def _read_file(path: str) -> bytes:
         raise EngineError("bad_prompts", f"{path} could not be read: {error.strerror}.") from None
 
 
-def check_text(text: str) -> str:
+def check_text(text: str, what: str = "The prompt") -> str:
     """Bytes of the command line that are no UTF-8 arrive as surrogates: refuse them."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
-        raise EngineError("bad_text", "The prompt is not valid UTF-8 text.") from None
+        raise EngineError("bad_text", f"{what} is not valid UTF-8 text.") from None
     return text
+
+
+def check_folder(save_to: str | None) -> None:
+    """Refuse a recording that has nowhere to go before the model is loaded."""
+    folder = os.path.dirname(save_to or "") or "."
+    if not os.path.isdir(folder):
+        raise EngineError("recording_not_saved", f"The recording cannot be saved: there is no folder {folder}. Make it first.")
+    if save_to and os.path.isdir(save_to):
+        raise EngineError("recording_not_saved", f"The recording cannot be saved: {save_to} is a folder. Give the name of a file.")
 
 
 def parse_knob(text: str) -> tuple[str, object]:
     name, _, value = text.partition("=")
+    if name not in KNOBS:
+        raise EngineError("unknown_knob", f"There is no knob called {name!r}. There are: {', '.join(sorted(KNOBS))}.", name=name[:80])
     words = {"true": True, "false": False}
-    return name, words.get(value.lower(), int(value) if value.lstrip("-").isdigit() else value)
+    return name, words.get(value.lower(), int(value) if re.fullmatch(r"-?[0-9]{1,18}", value) else value)
 
 
 def progress_line():
@@ -153,11 +178,19 @@ def progress_line():
 
 
 def print_results(results: list[dict[str, object]], as_json: bool) -> None:
+    """Raises EngineError "not_written" when whoever reads has gone or the disk is full."""
+    encoding = sys.stdout.encoding or "ascii"
     if as_json:
-        print(json.dumps({"requests": results}, ensure_ascii=False, allow_nan=False))
-        return
-    for result in results:
-        print(f"--- {result['prompt'][:60]!r} ({result['finish_reason']}, {len(result['token_ids'])} tokens)\n{result['text']}\n")
+        text = json.dumps({"requests": results}, ensure_ascii=encoding.lower() != "utf-8", allow_nan=False) + "\n"
+    else:
+        blocks = (f"--- {r['prompt'][:60]!r} ({r['finish_reason']}, {len(r['token_ids'])} tokens)\n{r['text']}\n\n" for r in results)
+        text = "".join(blocks).encode(encoding, "backslashreplace").decode(encoding)
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python tries once more when it exits
+        raise EngineError("not_written", f"The answer could not be written: {error.strerror}.") from None
 
 
 if __name__ == "__main__":

@@ -244,6 +244,11 @@ class Loop:
         self._paces[room].steps_per_s = steps_per_s
         self._paces[room].next_at = 0.0
 
+    def do_is_idle(self, room: str) -> bool:
+        """Nothing left to do, and everything that was done has been reported."""
+        home = self.core.rooms[room]
+        return not (home.has_work or home.recorder.num_pending or self._paces[room].script)
+
     def do_knobs(self, knobs: Mapping[str, object]) -> dict[str, object]:
         self._set_knobs(knobs)
         return knob_values(self.core.config)

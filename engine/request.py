@@ -59,7 +59,7 @@ class SamplingParams:
                 value = getattr(self, name)
                 raise EngineError("bad_sampling", f"{name} must be {rule}, got {value!r}.", name=name, rule=rule, value=str(value))
 
-        need(isinstance(self.max_tokens, int) and self.max_tokens >= 1, "max_tokens", "a whole number of at least 1")
+        need(isinstance(self.max_tokens, int) and 1 <= self.max_tokens < 2**31, "max_tokens", "a whole number from 1 to 2^31 - 1")
         need(math.isfinite(self.temperature) and self.temperature >= 0, "temperature", "a number of at least 0")
         need(self.top_k is None or (isinstance(self.top_k, int) and self.top_k >= 1), "top_k", "a whole number of at least 1")
         need(0 < self.top_p <= 1, "top_p", "above 0 and at most 1")

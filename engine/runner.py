@@ -6,6 +6,7 @@ done by the time run() returns, and settle() is a formality; the callers cannot 
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 
@@ -51,7 +52,8 @@ class PendingStep:
 
     step_id: int
     seq_ids: tuple[int, ...]
-    returned: torch.Tensor | None  # [s, 2 + 2 * width] float64 on the host: token, logprob, top ids, top logprobs
+    returned: torch.Tensor | None  # [s, 2 + 2 * width] float64 on the host: token, logprob, top ids, top logprobs;
+    # without tracing [s, 1]: the token alone
     done: torch.cuda.Event | None = None
 
     def settle(self) -> StepResult:
@@ -62,7 +64,8 @@ class PendingStep:
             self.done.synchronize()
         sampled = []
         width = (self.returned.shape[1] - 2) // 2
-        for seq_id, (token, logprob, *tops) in zip(self.seq_ids, self.returned.tolist(), strict=True):
+        for seq_id, (token, *rest) in zip(self.seq_ids, self.returned.tolist(), strict=True):
+            logprob, *tops = rest or (math.nan,)
             sampled.append(Sampled(seq_id, int(token), logprob, tuple(map(int, tops[:width])), tuple(tops[width:])))
         return StepResult(self.step_id, tuple(sampled))
 
@@ -117,8 +120,11 @@ class ModelRunner:
         logits = self.model.logits(hidden[batch.logits_rows])
         tokens = sample(logits, rows)
         self._remember(rows.row_slots, tokens)
-        chosen, top_ids, top_logprobs = describe(logits, tokens, self.config.top_logprobs)
-        packed = torch.cat([tokens[:, None].double(), chosen[:, None].double(), top_ids.double(), top_logprobs.double()], dim=1)
+        columns = [tokens[:, None].double()]
+        if self.config.tracing:
+            chosen, top_ids, top_logprobs = describe(logits, tokens, self.config.top_logprobs)
+            columns += [chosen[:, None].double(), top_ids.double(), top_logprobs.double()]
+        packed = torch.cat(columns, dim=1)
         if self.device.type == "cpu":
             return PendingStep(step_id, rows.seq_ids, packed)
         returned = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)

@@ -54,7 +54,7 @@ def sample(logits: torch.Tensor, rows: SampleRows) -> torch.Tensor:
 
 def draw(logits: torch.Tensor, params: SamplingParams, u: float) -> torch.Tensor:
     """One token from one row [vocab]: temperature, then top-k, then top-p, then the inverse CDF at u."""
-    scaled = logits.double() / params.temperature
+    scaled = (logits.double() - logits.max()) / params.temperature  # the largest is 0: no temperature overflows
     ids = None
     if params.top_k is not None or params.top_p < 1:
         keep = min(params.top_k or len(scaled), len(scaled))

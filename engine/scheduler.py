@@ -24,6 +24,7 @@ from engine.errors import EngineError
 from engine.pages import PagePool
 from engine.plan import Committed, Finished, Preempted, Sampled, StepPlan, StepResult, TextPiece, Waiting, WaitReason, Work
 from engine.request import FinishReason, Request
+from engine.rows import RowSlots
 from engine.sequence import Sequence, Status, TextStream
 
 # Reasons that keep everybody behind from overtaking.
@@ -66,9 +67,17 @@ class Scheduler:
         pool: this room's pages.
         new_text: Request -> TextStream, called once a sample.
         room: its name, written into plans.
+        rows: the engine's row slots, shared by all its rooms.
     """
 
-    def __init__(self, config: EngineConfig, pool: PagePool, new_text: Callable[[Request], TextStream], room: str = "main") -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        pool: PagePool,
+        new_text: Callable[[Request], TextStream],
+        room: str = "main",
+        rows: RowSlots | None = None,
+    ) -> None:
         self.config = config
         self.pool = pool
         self.room = room
@@ -79,8 +88,7 @@ class Scheduler:
         self._rule: CacheRule = cache_rule(config.cache.mode)
         self._next_seq = 1
         self._next_step = 0
-        self._rows: list[int] = []  # free row slots, lowest last; row 0 is the sink
-        self._num_rows = 0
+        self._rows = RowSlots() if rows is None else rows
         self._in_flight: dict[int, tuple[_InFlight, ...]] = {}
         self._ended: list[Finished] = []  # not yet reported
         self._texts: list[TextPiece] = []
@@ -121,7 +129,8 @@ class Scheduler:
         if length > self.pool.capacity:
             raise EngineError(
                 "prompt_exceeds_pool",
-                f"The prompt has {length:,} tokens and needs {self.pool.pages_for(length):,} pages; the whole cache has {self.pool.num_pages:,}.",
+                f"The prompt has {length:,} tokens and needs {self.pool.pages_for(length):,} pages; "
+                f"the whole cache has {self.pool.num_pages:,}.",
                 num_tokens=length,
                 needed=self.pool.pages_for(length),
                 num_pages=self.pool.num_pages,
@@ -248,7 +257,7 @@ class Scheduler:
         assert set(self.pool.tables) <= holders, f"pages held by sequences that do not run: {set(self.pool.tables) - holders}"
         rows = [s.row for s in self.running]
         assert None not in rows and len(set(rows)) == len(rows), f"rows are not one each: {rows}"
-        assert not set(rows) & set(self._rows), "a row is both leased and free"
+        assert all(map(self._rows.is_used, rows)), "a row is both leased and free"
         for seq in (*self.running, *self.waiting):
             assert 0 <= seq.num_settled <= seq.num_computed <= seq.num_known, f"counters of sequence {seq.seq_id}"
             assert seq.num_computed <= len(self.pool.table(seq.seq_id)) * self.pool.page_size, (
@@ -423,17 +432,13 @@ class Scheduler:
     def _start(self, seq: Sequence) -> None:
         if seq in self.waiting:
             self.waiting.remove(seq)
-        if not self._rows:
-            self._num_rows += 1
-            self._rows.append(self._num_rows)
-        seq.row = self._rows.pop()
+        seq.row = self._rows.take()
         seq.status = Status.RUNNING
         self.running.append(seq)
 
     def _leave_running(self, seq: Sequence) -> None:
         self.running.remove(seq)
-        self._rows.append(seq.row)
-        self._rows.sort(reverse=True)
+        self._rows.give_back(seq.row)
         seq.row = None
 
     def _queue(self, seq: Sequence) -> None:

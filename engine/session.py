@@ -14,6 +14,7 @@ import multiprocessing
 import queue
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -27,6 +28,7 @@ from engine.request import FinishReason, SamplingParams
 from engine.store import TraceStore
 from engine.tokenizer import TextTokenizer
 from engine.trace import FINISH_REASONS, TABLES, Op, StepError, Trace, TraceDelta
+from engine.workloads import Workload
 
 ANSWER_S = 30.0
 
@@ -68,16 +70,21 @@ class Status:
 def _serve(config: EngineConfig, start: Start, receive: Callable[[float], object], send: Callable[[object], None]) -> None:
     """Build a core and run its loop. The body of the thread or the child process."""
     from engine.build import build_core, facts  # torch is imported here, not by whoever holds a Session
+    from engine.models.loading import advised
 
     try:
         core, loaded = build_core(config, lambda fraction, text: send(Progress(fraction, text)))
         core.begin_at(start)
         send(Ready(core.config, loaded.folder, facts(core, loaded)))
     except EngineError as error:
-        send(Died(error.sentence))
+        send(Died(advised(error, config.source.model).sentence))
+        return
+    except MemoryError:
+        send(Died("The engine could not start: there is not enough memory for this model. Close other programs or use a smaller one."))
         return
     except Exception as error:
-        send(Died(f"The engine could not start: {type(error).__name__}: {error}"[:500]))
+        reason = str(error).strip().partition("\n")[0][:300].rstrip(".") or "of a fault in the program"
+        send(Died(f"The engine could not start: {reason}.", traceback.format_exc()))
         return
     Loop(core, receive, send).run()
 
@@ -161,7 +168,9 @@ class Session:
 
     # ---- requests ----
 
-    def prompt(self, text: str, sampling: SamplingParams, *, chat: bool = False, system: str = "", priority: int = 0, after_steps: int = 0) -> Prompt:
+    def prompt(
+        self, text: str, sampling: SamplingParams, *, chat: bool = False, system: str = "", priority: int = 0, after_steps: int = 0
+    ) -> Prompt:
         """Tokenise a prompt. Raises EngineError: "prompt_empty", "prompt_too_long", "bad_text"."""
         if not text.strip():
             raise EngineError("prompt_empty", "The prompt is empty; type at least one character.")
@@ -170,7 +179,7 @@ class Session:
         if limit and len(text) > 64 * limit:  # no token is that long: refuse before spending seconds on it
             raise EngineError(
                 "prompt_too_long",
-                f"The prompt has {len(text):,} characters; this model reads at most {limit - 1:,} tokens.",
+                f"The prompt has {len(text):,} characters; this model reads at most {limit - 1:,} tokens. Shorten it.",
                 num_characters=len(text), limit=limit - 1,
             )  # fmt: skip
         if chat and tokenizer.has_chat_template:
@@ -180,7 +189,9 @@ class Session:
             ids = tokenizer.encode(text)
         return Prompt(text, tuple(ids), sampling, priority, after_steps)
 
-    def add(self, text: str, sampling: SamplingParams, *, room: str = "main", chat: bool = False, system: str = "", priority: int = 0) -> Handle:
+    def add(
+        self, text: str, sampling: SamplingParams, *, room: str = "main", chat: bool = False, system: str = "", priority: int = 0
+    ) -> Handle:
         """Queue a prompt. Raises EngineError when it is refused."""
         prompt = self.prompt(text, sampling, chat=chat, system=system, priority=priority)
         return self._queue(prompt, room)
@@ -196,6 +207,17 @@ class Session:
         handle = Handle(*self.ask("add", room=room, prompt=prompt))
         self._sentence = ""  # what went wrong before is old news
         return handle
+
+    def run_workload(self, workload: Workload, *, room: str = "main") -> None:
+        """End what runs in the room, set the workload's knobs, start its script."""
+        prompts = tuple(
+            self.prompt(
+                line.text, SamplingParams(line.max_tokens, line.temperature, n=line.n), chat=line.chat, system=line.system,
+                priority=line.priority, after_steps=line.after_steps,
+            )
+            for line in workload.lines
+        )  # fmt: skip
+        self.ask("workload", room=room, prompts=prompts, knobs=dict(workload.knobs))
 
     def ask(self, name: str, /, **args: object) -> object:
         """Send a command and wait for its answer. Raises EngineError, also when the core is not there."""
@@ -222,6 +244,15 @@ class Session:
                     raise EngineError("timeout", f"The answer was not complete after {timeout:.0f} seconds.", seconds=timeout)
             return {i: self._finished[i] for i in seq_ids}
 
+    def wait_idle(self, room: str = "main", timeout: float = 600.0) -> None:
+        """Wait until the room has nothing left to do. Raises EngineError "engine_dead" or "timeout"."""
+        deadline = time.monotonic() + timeout
+        while not self.ask("is_idle", room=room):
+            if time.monotonic() >= deadline:
+                raise EngineError("timeout", f"The work was not done after {timeout:.0f} seconds.", seconds=timeout)
+            with self._changed:
+                self._changed.wait(0.2)
+
     # ---- what happened ----
 
     @property
@@ -229,6 +260,12 @@ class Session:
         if self._tokenizer is None:
             raise EngineError("engine_not_ready", self._sentence or "The model is still loading.", state=self._state)
         return self._tokenizer
+
+    @property
+    def alive(self) -> frozenset[int]:
+        """Numbers of the requests that were reported and have not ended."""
+        with self._changed:
+            return frozenset(self._alive.values())
 
     @property
     def is_ready(self) -> bool:
@@ -259,7 +296,9 @@ class Session:
         if own:
             context = multiprocessing.get_context("spawn")
             self._inbox, outbox = context.Queue(), context.Queue()
-            self._process = context.Process(target=_serve_process, args=(self.config, start, self._inbox, outbox), daemon=True, name="engine-core")
+            self._process = context.Process(
+                target=_serve_process, args=(self.config, start, self._inbox, outbox), daemon=True, name="engine-core"
+            )
             self._process.start()
             body, args = self._read_process, (self._process, outbox, generation)
         else:
@@ -274,7 +313,7 @@ class Session:
                 self._take(outbox.get(timeout=0.5), generation)
             except queue.Empty:
                 if not process.is_alive():
-                    self._take(Died(f"The engine's process ended (exit code {process.exitcode})."), generation)
+                    self._take(Died(f"The engine stopped: {_exit(process.exitcode)}."), generation)
                     return
                 if self._state == "closed" or generation != self._generation:
                     return
@@ -341,7 +380,14 @@ class Session:
         tables = {name: np.zeros(0, dtype) for name, dtype in TABLES.items()}
         row = np.zeros(1, TABLES["steps"])
         num_events = base + len(trace.events) + len(events)
-        for field, value in {"step_id": step, "start_us": last["start_us"], "event_end": num_events, "config": last["config"], "launch_id": step, "failed": 1}.items():
+        for field, value in {
+            "step_id": step,
+            "start_us": last["start_us"],
+            "event_end": num_events,
+            "config": last["config"],
+            "launch_id": step,
+            "failed": 1,
+        }.items():
             row[field] = value
         tables["steps"] = row
         tables["events"] = np.array(events, TABLES["events"])
@@ -364,6 +410,11 @@ def _release_all(pool) -> list[tuple[int, int, int, int]]:
     events = [(Op.RELEASE, page, owner, index) for owner, table in pool.tables.items() for index, page in enumerate(table)]
     events += [(Op.FREE, page, 0, 0) for page in range(1, pool.num_pages + 1) if pool.pending[page] or pool.ref_counts[page]]
     return events + [(Op.EVICT, page, 0, 0) for page in range(1, pool.num_pages + 1) if pool.cached[page]]
+
+
+def _exit(code: int | None) -> str:
+    """How a process ended. -9 is what Linux does to one that took too much memory."""
+    return "its process was killed, perhaps for want of memory" if code == -9 else f"its process ended with exit code {code}"
 
 
 def _has_gpu() -> bool:

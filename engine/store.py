@@ -15,6 +15,7 @@ import numpy as np
 from engine.trace import TABLES, SequenceInfo, StepError, TensorSample, Trace, TraceDelta
 
 ARTIFACT_BYTES = 64 * 2**20  # budget for probed arrays
+_TOKEN_BYTES = TABLES["tokens"].itemsize + TABLES["texts"].itemsize + 8  # and the text itself, about
 
 
 class _Column:
@@ -153,16 +154,20 @@ class TraceStore:
         self._sequences = {i: info for i, info in self._sequences.items() if i in kept or i > newest - 1000}
 
     def _keep_steps(self, step_ids: np.ndarray) -> None:
-        """Drop rows of every other step. Tokens and texts stay as long as their sequence's newest step does."""
+        """Drop rows of every other step. Tokens and texts stay as long as their sequence's newest step does, unless
+        the old ones of living sequences alone would fill the ring."""
         first = int(step_ids[0]) if len(step_ids) else 0
         for name in ("steps", "works", "waits", "preempts", "finishes"):
             rows = self._columns[name].view()
             self._columns[name].replace(rows[np.isin(rows["step_id"], step_ids)])
         tokens = self._columns["tokens"].view()
         live = np.unique(tokens["seq_id"][tokens["step_id"] >= first])
+        old = np.isin(tokens["seq_id"], live) & (tokens["step_id"] < first)
+        if 2 * np.count_nonzero(old) * _TOKEN_BYTES > self.max_bytes:
+            live = live[:0]
         for name in ("tokens", "texts"):
             rows = self._columns[name].view()
-            self._columns[name].replace(rows[np.isin(rows["seq_id"], live)])
+            self._columns[name].replace(rows[np.isin(rows["seq_id"], live) | (rows["step_id"] >= first)])
 
     def _drop_log(self) -> None:
         """Forget events before the last keyframe that the oldest kept step needs."""

@@ -65,7 +65,10 @@ WORKLOADS: dict[str, Workload] = {
         (
             Line("Hello!", 20),
             Line("Write two sentences about a cat that likes to read books in the library.", 44),
-            Line("Explain to a child, in a few friendly words, why we see the moon change its shape during a month, and what a full moon is.", 36),
+            Line(
+                "Explain to a child, in a few friendly words, why we see the moon change its shape during a month, and what a full moon is.",
+                36,
+            ),
         ),
         TEACHING,
     ),

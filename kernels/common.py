@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+FENCE = 64  # elements of NaN before and after a test input
 
 
 def check_tensor(
@@ -51,18 +52,18 @@ def power_of_two(n: int) -> int:
 def fenced(
     generator: torch.Generator, shape: Sequence[int], dtype: torch.dtype, row_pad: int = 0, scale: float = 1.0
 ) -> torch.Tensor:
-    """Random normal [*shape] inside a larger NaN buffer: 64 NaN before and after, and `row_pad` NaN between the
+    """Random normal [*shape] inside a larger NaN buffer: FENCE of them before and after, and `row_pad` NaN between the
     rows of the leading dimension. A kernel that reads or writes outside its argument meets them."""
     device, row = generator.device, 1
     for n in shape[1:]:
         row *= n
-    stride, fence = row + row_pad, 64
-    buffer = torch.full((2 * fence + shape[0] * stride,), float("nan"), dtype=dtype, device=device)
+    stride = row + row_pad
+    buffer = torch.full((2 * FENCE + shape[0] * stride,), float("nan"), dtype=dtype, device=device)
     strides = [stride]
     for n in shape[1:]:
         row //= max(n, 1)
         strides.append(row)
-    x = buffer.as_strided(tuple(shape), tuple(strides), fence)
+    x = buffer.as_strided(tuple(shape), tuple(strides), FENCE)
     x.copy_(torch.randn(tuple(shape), generator=generator, device=device, dtype=torch.float32) * scale)
     return x
 

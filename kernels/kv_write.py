@@ -20,8 +20,8 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.common import check_devices, check_tensor, check_written, fenced, make_generator, power_of_two
-from kernels.spec import Case, KernelSpec
+from kernels.common import FENCE, check_devices, check_tensor, check_written, fenced, make_generator, power_of_two
+from kernels.spec import Bad, Case, KernelSpec
 
 FEW_ROWS = 3  # up to here copies row by row beat building an index
 
@@ -117,8 +117,8 @@ def make_inputs(
     dv = dv or d
     k_page, v_page = page_size * hk * d, page_size * hk * dv
     stride = layers * (k_page + v_page)
-    arena = torch.full((pages * stride + 64,), float("nan"), dtype=dtype, device=device)
-    at = (layers - 1) * (k_page + v_page)  # the last layer
+    arena = torch.full((pages * stride + 2 * FENCE,), float("nan"), dtype=dtype, device=device)
+    at = FENCE + (layers - 1) * (k_page + v_page)  # the last layer
     k_cache = arena.as_strided((pages, page_size, hk, d), (stride, hk * d, d, 1), at)
     v_cache = arena.as_strided((pages, page_size, hk, dv), (stride, hk * dv, dv, 1), at + k_page)
     slots = torch.randperm(pages * page_size, generator=g, device=device)[:tokens]
@@ -158,5 +158,17 @@ SPEC = KernelSpec(
     ),
     flops=_flops,
     bytes=_bytes,
+    bad=(
+        Bad("k", lambda k: k[0]),
+        Bad("v", lambda v: v[:-1]),
+        Bad("v", lambda v: v.half()),
+        Bad("k_cache", lambda cache: cache[:, :, :1]),
+        Bad("k_cache", lambda cache: cache.half()),
+        Bad("k_cache", lambda cache: cache[:1].expand(8, -1, -1, -1)),
+        Bad("v_cache", lambda cache: cache[:-1]),
+        Bad("v_cache", lambda cache: cache[..., ::2]),
+        Bad("slot_mapping", lambda slots: slots.int()),
+        Bad("slot_mapping", lambda slots: slots[:-1]),
+    ),
     tolerance={torch.float32: 0.0, torch.float16: 0.0, torch.bfloat16: 0.0},
 )

@@ -35,8 +35,8 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
-from kernels.common import check_devices, check_tensor, fenced, make_generator, power_of_two
-from kernels.spec import Case, KernelSpec
+from kernels.common import FENCE, check_devices, check_tensor, fenced, make_generator, power_of_two
+from kernels.spec import Bad, Case, KernelSpec
 
 SCORES_AT_ONCE = 1 << 26  # the reference's largest score matrix, in elements
 PADDED_KEYS = 1024  # the reference reads this many keys for nothing rather than make one more call
@@ -475,8 +475,8 @@ def make_inputs(
     needed = [-(-length // page_size) for _, length in pairs]
     pages, k_page, v_page = sum(needed) + 2, page_size * hk * d, page_size * hk * dv
     stride = layers * (k_page + v_page)
-    arena = torch.full((pages * stride,), float("nan"), dtype=dtype, device=device)
-    at = (layers - 1) * (k_page + v_page)
+    arena = torch.full((pages * stride + 2 * FENCE,), float("nan"), dtype=dtype, device=device)
+    at = FENCE + (layers - 1) * (k_page + v_page)
     k_cache = arena.as_strided((pages, page_size, hk, d), (stride, hk * d, d, 1), at)
     v_cache = arena.as_strided((pages, page_size, hk, dv), (stride, hk * dv, dv, 1), at + k_page)
     order = torch.randperm(pages, generator=g, device=device).to(torch.int32)
@@ -577,5 +577,26 @@ SPEC = KernelSpec(
     ),
     flops=_flops,
     bytes=_bytes,
+    bad=(
+        Bad("q", lambda q: q[:, :7]),
+        Bad("q", lambda q: q.transpose(1, 2).contiguous().transpose(1, 2)),
+        Bad("q", lambda q: q.double()),
+        Bad("k_cache", lambda cache: cache[..., :-1]),
+        Bad("k_cache", lambda cache: cache.half()),
+        Bad("v_cache", lambda cache: cache[:-1]),
+        Bad("v_cache", lambda cache: cache[:, :, :1]),
+        Bad("block_table", lambda table: table.long()),
+        Bad("block_table", lambda table: table[:-1]),
+        Bad("cu_seqlens_q", lambda cu: cu[:-1]),
+        Bad("cu_seqlens_q", lambda cu: cu.long()),
+        Bad("seq_lens", lambda lens: lens.float()),
+        Bad("scale", lambda scale: 0.0),
+        Bad("scale", lambda scale: float("inf")),
+        Bad("softcap", lambda softcap: -50.0),
+        Bad("softcap", lambda softcap: 0.0),
+        Bad("window", lambda window: 0),
+        Bad("max_query_len", lambda n: 0),
+    ),
+    empty_dims={"sequences": ""},
     tolerance={torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2},
 )

@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 
 from kernels.common import FLOATS, check_devices, check_tensor, fenced, make_generator, power_of_two
-from kernels.spec import Case, KernelSpec
+from kernels.spec import Bad, Case, KernelSpec
 
 MAX_D = 65536
 
@@ -135,5 +135,15 @@ SPEC = KernelSpec(
     ),
     flops=_flops,
     bytes=_bytes,
+    bad=(
+        Bad("x", lambda x: x.double()),
+        Bad("x", lambda x: x.t().contiguous().t()),
+        Bad("x", lambda x: torch.zeros(2, 9, 3, 7, 13)[:, ::2, :2, ::3]),
+        Bad("x", lambda x: torch.zeros(())),
+        Bad("weight", lambda weight: weight[:-1]),
+        Bad("weight", lambda weight: torch.zeros(26)[::2]),
+        Bad("eps", lambda eps: -1e-5),
+        Bad("eps", lambda eps: float("nan")),
+    ),
     tolerance={torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2},
 )

@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 
 from kernels.common import check_devices, check_tensor, check_written, fenced, make_generator, power_of_two
-from kernels.spec import Case, KernelSpec
+from kernels.spec import Bad, Case, KernelSpec
 
 
 def rope_ref(
@@ -156,5 +156,18 @@ SPEC = KernelSpec(
     ),
     flops=_flops,
     bytes=_bytes,
+    bad=(
+        Bad("q", lambda q: q[0]),
+        Bad("q", lambda q: q[:1].expand(17, -1, -1)),
+        Bad("k", lambda k: k[:-1]),
+        Bad("k", lambda k: k.half()),
+        Bad("k", lambda k: k[..., :-1]),
+        Bad("cos", lambda cos: cos.half()),
+        Bad("cos", lambda cos: torch.zeros(64, 33)),
+        Bad("sin", lambda sin: sin[:, :-1]),
+        Bad("sin", lambda sin: sin[:-1]),
+        Bad("positions", lambda positions: positions.int()),
+        Bad("positions", lambda positions: positions[:-1]),
+    ),
     tolerance={torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3},
 )

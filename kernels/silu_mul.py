@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from kernels.common import check_tensor, fenced, make_generator, power_of_two
-from kernels.spec import Case, KernelSpec
+from kernels.spec import Bad, Case, KernelSpec
 
 
 def silu_mul_ref(x: torch.Tensor) -> torch.Tensor:
@@ -87,5 +87,6 @@ SPEC = KernelSpec(
     ),
     flops=_flops,
     bytes=_bytes,
+    bad=(Bad("x", lambda x: x[:, :-1]), Bad("x", lambda x: x[0]), Bad("x", lambda x: torch.zeros(3, 252)[:, ::2])),
     tolerance={torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3},
 )

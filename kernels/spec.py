@@ -1,13 +1,19 @@
-"""KernelSpec and Case: what a kernel file declares about itself. Dataclasses without methods.
+"""KernelSpec, Case and Bad: what a kernel file declares about itself. Dataclasses without methods.
 
-Tests, benchmarks, the start-up check and the kernel page all read the same SPEC; nothing about a kernel is
-written twice.
+Tests, benchmarks and the engine's start-up check read the same SPEC; nothing about a kernel is written twice.
+
+What make_inputs owes the tests:
+    - one seed, the same values, on every call;
+    - every floating-point tensor lies inside a larger buffer that begins and ends with NaN (kernels.common.fenced, or
+      FENCE elements of NaN around an arena that several arguments share), so that a read or write outside it shows;
+    - with `empty_dims` there is nothing to compute, and fn returns what ref returns before it launches anything (an
+      empty grid is an error on CUDA).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -20,6 +26,18 @@ class Case:
     name: str
     dims: Mapping[str, int | float | bool | str]
     dtypes: tuple[torch.dtype, ...] = ()
+
+
+@dataclass(frozen=True)
+class Bad:
+    """One argument spoiled: fn must raise a ValueError that begins with its name, before anything is launched.
+
+    Wrong types, lists in place of tensors and tensors elsewhere than the first are tried for every tensor argument by
+    themselves; this is for shapes, strides and numbers. `spoil` gets the argument as make_inputs makes it for the
+    kernel's first case, in float32 on a CPU, and must not change it."""
+
+    argument: str
+    spoil: Callable
 
 
 @dataclass(frozen=True)
@@ -37,7 +55,9 @@ class KernelSpec:
         bench_cases: for benchmarks.
         flops, bytes: (inputs) -> int, from the shapes alone (attention: and the lengths). Bytes: each input read
             once, each output written once.
+        bad: arguments to refuse; at least one.
         tolerance: dtype -> largest allowed max |out − ref| / max(1, max |ref|).
+        empty_dims: changes to a case's dims that leave nothing to compute.
         compiled_only: cannot run in Triton's interpreter (inline PTX, Gluon).
     """
 
@@ -52,4 +72,6 @@ class KernelSpec:
     flops: Callable[[Mapping], int]
     bytes: Callable[[Mapping], int]
     tolerance: Mapping[torch.dtype, float]
+    bad: tuple[Bad, ...] = ()
+    empty_dims: Mapping[str, int | str] = field(default_factory=lambda: {"tokens": 0})
     compiled_only: bool = False

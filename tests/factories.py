@@ -43,8 +43,11 @@ class FakeRunner:
         self.configure(config)
 
     def configure(self, config: EngineConfig) -> None:
-        self.page_size = config.cache.page_size
         self.top = config.top_logprobs
+        shape = (config.cache.num_pages, config.cache.page_size)
+        if getattr(self, "shape", None) == shape:  # as ModelRunner: the arena stays unless its shape changes
+            return
+        self.shape, self.page_size = shape, config.cache.page_size
         self.slots = np.full((config.cache.num_pages + 1) * config.cache.page_size, POISON, np.int64)
         self.last_token = np.zeros(4096, np.int64)
 

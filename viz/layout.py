@@ -1,14 +1,13 @@
 """Where texts go: an estimate of a text's width, a sheet that refuses intersecting texts, axes in pixels.
 
-Every view draws its texts on the axes "xy", which count the panel's CSS pixels from the top left; data axes
-lie over them by their domains. So a test can check that no two texts meet and none leaves the panel. Fonts
-differ, hence the estimate is generous: 0.6 em a character, 1 em for wide ones.
+Every view draws its texts on the axes "xy", which count the panel's CSS pixels from the top left (Sheet.put); data
+axes lie over them by their domains (Sheet.data_axes). So a test can check that no two texts meet and none leaves
+the panel. Fonts differ, hence the estimate is generous: 0.6 em a character, 1 em for wide ones.
 """
 
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from engine.trace import Trace
@@ -144,32 +143,26 @@ def wrap(text: str, columns: int) -> list[str]:
     return [*lines, line] if line or not lines else lines
 
 
-def badges(trace: Trace, state: ViewState, *own: Badge) -> tuple[Badge, ...]:
-    """The view's own badges, and "recorded" with device and date if the trace comes from a file."""
+def recorded(trace: Trace, state: ViewState) -> tuple[Badge, ...]:
+    """The badge "recorded" with device and date if the trace comes from a file; render() adds it to every frame."""
     if trace.meta.get("source") != "recording":
-        return own
+        return ()
     t = words(state.language)
-    device = trace.meta.get("device") or t("badge.recorded.nowhere")
-    date = trace.meta.get("date")
-    text = t("badge.recorded", device=visible(str(device))[:80], date=visible(str(date))[:40]) if date else visible(str(device))[:80]
-    return (*own, Badge("recorded", text))
+    device, date = visible(str(trace.meta.get("device") or t("badge.recorded.nowhere")))[:80], trace.meta.get("date")
+    return (Badge("recorded", t("badge.recorded", device=device, date=visible(str(date))[:40]) if date else device),)
 
 
 def too_small(state: ViewState) -> bool:
-    """A panel in which only a sentence fits."""
+    """A panel in which only a sentence fits: then a view draws message(summary(trace, state), state, …)."""
     font = MIN_FONT.get(state.theme, MIN_FONT["light"])
     return state.size[0] < 19 * font or state.size[1] < 13 * font
 
 
-def message(view: str, title: str, text: str, trace: Trace, state: ViewState, own: Sequence[Badge] = ()) -> Frame:
+def message(text: str, state: ViewState, *badges: Badge) -> Frame:
     """A calm frame with one sentence in the middle."""
     sheet = Sheet(state)
     lines = wrap(text, max(int(sheet.width * 0.9 / sheet.advance), 4))[: max(int(sheet.height / sheet.line), 1)]
     top = sheet.height / 2 - (len(lines) - 1) * sheet.line / 2
     for i, line in enumerate(lines):
         sheet.put(line, sheet.width / 2, top + i * sheet.line, "muted", anchor="center")
-    return Frame(view, title, badges(trace, state, *own), sheet.axes(), labels=tuple(sheet.labels), summary=text)
-
-
-def merged(*parts: Mapping[str, Mapping[str, object]]) -> dict[str, Mapping[str, object]]:
-    return {name: axis for part in parts for name, axis in part.items()}
+    return Frame(badges=badges, axes=sheet.axes(), labels=tuple(sheet.labels), summary=text)

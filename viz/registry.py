@@ -22,21 +22,24 @@ def load_views(package: str = viz.views.__name__, path: Iterable[str] = tuple(vi
     """name → View, by View.order, then by name.
 
     Raises:
-        LookupError: a module declares no View named VIEW, or one whose name is not the file's.
+        LookupError: a module declares no View named VIEW, one whose name is not the file's, or words of another.
     """
     found: dict[str, View] = {}
     for name, module in _modules(package, path):
-        view = getattr(module, "VIEW", None)
+        view, place = getattr(module, "VIEW", None), f"{package.replace('.', '/')}/{name}.py"
         if not isinstance(view, View):
-            raise LookupError(f"{package.replace('.', '/')}/{name}.py declares no VIEW (a View)")
+            raise LookupError(f"{place} declares no VIEW (a View); helpers of views go into viz/, as viz/lanes.py")
         if view.name != name:
-            raise LookupError(f"{package.replace('.', '/')}/{name}.py: VIEW.name is {view.name!r}, must be the file's name")
+            raise LookupError(f"{place}: VIEW.name is {view.name!r}, must be the file's name")
+        strangers = [key for key in view.words if not key.startswith(f"{name}.")]
+        if strangers:
+            raise LookupError(f"{place}: the key {strangers[0]!r} must begin with {name + '.'!r}")
         found[name] = view
     return {view.name: view for view in sorted(found.values(), key=lambda v: (v.order, v.name))}
 
 
 def load_words(package: str = viz.words.__name__, path: Iterable[str] = tuple(viz.words.__path__)) -> dict[str, dict[str, Template]]:
-    """language → its catalogue, English first.
+    """language → the WORDS of its file, English first.
 
     Raises:
         LookupError: a module declares no dict named WORDS.
@@ -47,9 +50,16 @@ def load_words(package: str = viz.words.__name__, path: Iterable[str] = tuple(vi
             continue
         table = getattr(module, "WORDS", None)
         if not isinstance(table, dict):
-            raise LookupError(f"{package.replace('.', '/')}/{name}.py declares no WORDS (a dict)")
+            place = f"{package.replace('.', '/')}/{name}.py"
+            raise LookupError(f"{place} declares no WORDS (a dict) and is not in WORD_HELPERS of viz/registry.py")
         found[name] = table
     return dict(sorted(found.items(), key=lambda pair: (pair[0] != FALLBACK, pair[0])))
+
+
+def to_translate(views: Iterable[View]) -> dict[str, Template]:
+    """Everything that a language says, in English: the shared catalogue, and each view's title and words."""
+    own = (table for view in views for table in ({f"{view.name}.title": view.title}, view.words))
+    return {key: template for table in (load_words()[FALLBACK], *own) for key, template in table.items()}
 
 
 def _modules(package: str, path: Iterable[str]) -> Iterator[tuple[str, ModuleType]]:

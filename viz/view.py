@@ -5,7 +5,8 @@ to draw in data coordinates and theme names, never in pixels of a colour: `axes`
 that changes rarely, everything that changes every step is an array. The browser (viz/stage) draws rasters on
 a canvas under transparent Plotly axes; `Frame.to_figure()` (viz/figure.py) gives an ordinary go.Figure.
 
-render() never raises: a view that fails draws its own error.
+render() is the only caller of a view. It draws the empty trace itself, fills in what every frame has in common
+and never raises: a view that fails draws its own error.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from urllib.parse import parse_qsl, urlencode
 import numpy as np
 
 from engine.trace import Trace
+from viz.words.catalogue import Template, words
 
 BADGES = ("measured", "state", "computed", "recomputed", "recorded")
 THEMES = ("light", "dark", "projector")
@@ -58,8 +60,9 @@ class Raster:
 
 @dataclass(frozen=True)
 class Series:
-    """A line, markers or bars. x and y float32 of equal length; NaN breaks a line. For bars, `base` (float32)
-    is where each begins and `width` how wide it is, in data units. `symbol` is a Plotly marker symbol: "circle"
+    """A line, markers or bars. x and y float32 of equal length; NaN breaks a line. For bars, `y` is where each ends
+    (its top, not its length: a stacked bar has y = base + length), `base` (float32; None: 0) where it begins and
+    `width` how wide it is, in data units. `symbol` is a Plotly marker symbol: "circle"
     (a finish), "x" (a preemption), "triangle-right" (a join); `width` is then the marker's size in pixels."""
 
     name: str
@@ -76,7 +79,8 @@ class Series:
 @dataclass(frozen=True, slots=True)
 class Label:
     """Text at a data point. `anchor` is which part of the text sits on the point ("left", "center",
-    "right"; vertically always its middle); `size` in CSS pixels, at least 16. `mono` asks for a monospaced
+    "right"; vertically always its middle); `size` in CSS pixels, at least theme.MIN_FONT of the state's theme: 16,
+    on the projector 22 (layout.Sheet takes care of it). `mono` asks for a monospaced
     font of 0.6 em a character, where a view places things under single characters. Every text of a view is a
     Label: axes are drawn without ticks and titles, so that no text meets Plotly's parser."""
 
@@ -173,11 +177,14 @@ class ViewState:
 @dataclass(frozen=True)
 class Frame:
     """What one panel shows. `axes` maps Plotly layout names ("xaxis", "yaxis2", …) to plain dicts with fixed
-    ranges (fixed ranges halve a react). `summary` is the canvas's label, the alt text and the phone's text."""
+    ranges (fixed ranges halve a react). `summary` is the canvas's label, the alt text and the phone's text.
 
-    view: str
-    title: str
-    badges: tuple[Badge, ...]
+    render() fills in `view`, `title`, `summary` and the badge "recorded"; a view gives at least one badge of its own.
+    """
+
+    view: str = ""
+    title: str = ""
+    badges: tuple[Badge, ...] = ()
     axes: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     rasters: tuple[Raster, ...] = ()
     series: tuple[Series, ...] = ()
@@ -190,7 +197,11 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A question that a stranger must be able to answer from the picture, and its true answer."""
+    """A question that a stranger must be able to answer from the picture, and its true answer from the record.
+
+    Only tests read asks (the page never shows them). A test checks that an answer is 1 to 20 characters long and
+    that each question has at least two different answers over its moments: else the picture is not needed for it.
+    """
 
     question: str
     answer: Callable[[Trace, ViewState], str]
@@ -198,8 +209,20 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """One view, declared as VIEW in a file of viz/views/. `question` is what it answers; menus list views by
-    `order`, then by name."""
+    """One view, declared as VIEW in a file of viz/views/ that has the view's name. Copy tests/viz/example_view.py:
+    it is the shortest, and complete. viz/views/mask.py is the shortest that ships.
+
+    `question` is what the view answers. `figure` draws it, `summary` says it in a sentence or two, at most 2,000
+    characters. Neither is ever called on a trace without steps, so `trace.clamp(state.step)` is a step. `words` is the
+    view's English: keys that begin with "<name>.", read by `words(state.language, WORDS)` (viz/words/catalogue.py);
+    `title` is English too, a translation has it under "<name>.title". Five `asks`. Menus list views by `order`, then
+    by name.
+
+    What a figure needs is in viz/layout.py: `Sheet` places texts on pixel axes, so that none meets another or leaves
+    the panel (`put`, `axes`), and lays data axes over a box of pixels (`data_axes`); `too_small` says that a panel has
+    room for a sentence only, `message` draws one. viz/select.py has the arrays that several views share, the hue of a
+    request among them; viz/theme.py the colours and units. Every frame is checked by tests/viz/valid.py.
+    """
 
     name: str
     title: str
@@ -208,13 +231,24 @@ class View:
     summary: Callable[[Trace, ViewState], str]
     asks: tuple[Ask, ...] = ()
     order: int = 100
+    words: Mapping[str, Template] = field(default_factory=dict)
 
 
 def render(view: View, trace: Trace, state: ViewState) -> Frame:
-    """The view's frame with its summary. Never raises: a failure becomes a frame that says so."""
+    """The view's frame with its name, title, summary and the badge "recorded" where it applies. A trace without
+    steps gets a sentence that says what to do. Never raises: a failure becomes a frame that says so."""
+    from viz.layout import message, recorded  # layout is made of the types above
+
     try:
-        frame = view.figure(trace, state)
-        return replace(frame, summary=frame.summary or view.summary(trace, state))
+        t = words(state.language)
+        frame = view.figure(trace, state) if len(trace) else message(t("empty"), state, Badge("state"))
+        return replace(
+            frame,
+            view=view.name,
+            title=frame.title or (t(f"{view.name}.title") if t.has(f"{view.name}.title") else view.title),
+            badges=(*frame.badges, *recorded(trace, state)),
+            summary=frame.summary or view.summary(trace, state),
+        )
     except Exception as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
         sentence = f"This view could not be drawn: {type(error).__name__}: {error} ({where.name}, line {where.lineno})."

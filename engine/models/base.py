@@ -6,8 +6,9 @@ loaders take (rank, world), so sharding needs no change here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Protocol
 
 import torch
@@ -27,6 +28,11 @@ class Param:
     shard_axis: int | None = None
 
 
+def count_parameters(params: Iterable[Param]) -> int:
+    """Weights as the checkpoint keeps them: biases and norms too, tied embeddings once."""
+    return sum(prod(param.shape) for param in params)
+
+
 class Model(Protocol):
     """A decoder ready to run. Holds weights; knows nothing of pages, requests or sampling."""
 
@@ -44,12 +50,16 @@ class Family:
     """A model family.
 
     Args:
-        name: ModelConfig.family.
+        name: config.json's model_type, which is also the file's name and what `parse` puts into ModelConfig.family.
         architectures: Hugging Face class names that it reads.
         parse: config.json (with generation_config's EOS ids merged) → ModelConfig; refuses what is not
             supported by name (EngineError "unsupported_model").
-        params: ModelConfig → every checkpoint tensor that must be there.
+        params: ModelConfig → every checkpoint tensor that must be there. A checkpoint with another weight or bias is
+            refused: what nobody reads would be missing from the result.
         build: (ModelConfig, weights by checkpoint name, already on device and in dtype) → Model.
+        gguf: general.architecture of its GGUF files; "" where GGUF is not read. Tensors' names are in
+            engine/quantization/gguf.py.
+        gguf_interleaved: llama.cpp stores its q and k rows with the two halves of each head interleaved.
     """
 
     name: str
@@ -57,3 +67,5 @@ class Family:
     parse: Callable[[Mapping], ModelConfig]
     params: Callable[[ModelConfig], tuple[Param, ...]]
     build: Callable[[ModelConfig, dict[str, torch.Tensor]], Model]
+    gguf: str = ""
+    gguf_interleaved: bool = False

@@ -74,16 +74,23 @@ def decoder_config(family: str, config: Mapping, *, head_dim: int | None = None)
     )
 
 
-def decoder_params(config: ModelConfig, qk_norm: bool = False) -> tuple[Param, ...]:
-    """Every checkpoint tensor. Splitting follows heads and columns: rows of q, k, v, gate, up; columns of o, down."""
+def decoder_params(config: ModelConfig, qk_norm: bool = False, output_bias: bool = True) -> tuple[Param, ...]:
+    """Every checkpoint tensor. Splitting follows heads and columns: rows of q, k, v, gate, up; columns of o, down.
+
+    Args:
+        qk_norm: norms of each query and key head.
+        output_bias: config.attention_bias means q, k, v and o together, as in Hugging Face's Llama; False: q, k and v
+            alone, as in Qwen2 (whose config.json does not mention them: its parse would state attention_bias).
+    """
     hidden, dim, inner = config.hidden_size, config.head_dim, config.intermediate_size
     q, kv = config.num_heads * dim, config.num_kv_heads * dim
+    qkv_bias, o_bias = config.attention_bias, config.attention_bias and output_bias
     params = [Param("model.embed_tokens.weight", (config.vocab_size, hidden), 0), Param("model.norm.weight", (hidden,))]
     if not config.tie_word_embeddings:
         params.append(Param("lm_head.weight", (config.vocab_size, hidden), 0))
     linears = (
-        ("self_attn.q_proj", q, hidden, 0, config.attention_bias), ("self_attn.k_proj", kv, hidden, 0, config.attention_bias),
-        ("self_attn.v_proj", kv, hidden, 0, config.attention_bias), ("self_attn.o_proj", hidden, q, 1, config.attention_bias),
+        ("self_attn.q_proj", q, hidden, 0, qkv_bias), ("self_attn.k_proj", kv, hidden, 0, qkv_bias),
+        ("self_attn.v_proj", kv, hidden, 0, qkv_bias), ("self_attn.o_proj", hidden, q, 1, o_bias),
         ("mlp.gate_proj", inner, hidden, 0, config.mlp_bias), ("mlp.up_proj", inner, hidden, 0, config.mlp_bias),
         ("mlp.down_proj", hidden, inner, 1, config.mlp_bias),
     )

@@ -15,4 +15,6 @@ FAMILY = Family(
     parse=lambda config: decoder_config("llama", config),
     params=decoder_params,
     build=Decoder,
+    gguf="llama",
+    gguf_interleaved=True,
 )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,14 +12,19 @@ import torch
 
 from engine.config import ModelConfig
 from engine.errors import EngineError
-from engine.models.base import Family, Model
+from engine.models.base import Family, Model, count_parameters
 from engine.models.default import default_model
 from engine.models.hub import REPO, ModelFolder, fetch
-from engine.models.registry import find_family
-from engine.models.weights import Progress, checkpoint_tensors, load_weights, no_progress, read_config, stored_types
+from engine.models.registry import parse_config
+from engine.models.weights import HEAD, Progress, checkpoint_tensors, load_weights, no_progress, read_config, stored_types
 from engine.tokenizer import TextTokenizer
 
-HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+EMBEDDING = "model.embed_tokens.weight"
+ADVICE = {
+    "model_not_found": "Check the name, or leave --model out: then the default model is used.",
+    "bad_checkpoint": "Fetch the model again, or give another one with --model.",
+    "unsupported_model": "Give another one with --model.",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +35,7 @@ class LoadedModel:
     config: ModelConfig
     tokenizer: TextTokenizer
     folder: ModelFolder
+    num_parameters: int
 
 
 def resolve_model(model: str | None, progress: Progress = no_progress) -> ModelFolder:
@@ -50,6 +58,28 @@ def resolve_model(model: str | None, progress: Progress = no_progress) -> ModelF
     return ModelFolder(folder, "hub", stored_types(folder), wanted)
 
 
+def check_folder(model: str) -> None:
+    """What can be seen in a moment of a model that is not on the Hub: config.json, its family, the sizes of the weights.
+
+    Raises:
+        EngineError: as load_model, with advice.
+    """
+    if REPO.fullmatch(model) and not os.path.exists(model):
+        return
+    try:
+        folder = resolve_model(model).path
+        parse_config(read_config(folder))
+        checkpoint_tensors(folder)
+    except EngineError as error:
+        raise advised(error, model) from None
+
+
+def advised(error: EngineError, model: str | None) -> EngineError:
+    """The error with what a person can do about it; the default model's own sentence says so already."""
+    advice = ADVICE.get(error.code) if model else None
+    return EngineError(error.code, f"{error.sentence} {advice}", **error.fields) if advice else error
+
+
 def load_model(
     model: str | None, device: torch.device | str, dtype: torch.dtype, progress: Progress = no_progress, rank: int = 0, world: int = 1
 ) -> LoadedModel:
@@ -59,15 +89,27 @@ def load_model(
         EngineError: "model_not_found", "bad_checkpoint" or "unsupported_model".
     """
     folder = resolve_model(model, progress)
-    stated = read_config(folder.path)
-    family = find_family(stated)
-    config = family.parse(stated)
+    family, config = parse_config(read_config(folder.path))
     if config.num_heads % world or config.num_kv_heads % world:
         raise EngineError("bad_config", f"{config.num_heads} heads and {config.num_kv_heads} KV heads do not split over {world} devices.")
     tokenizer = TextTokenizer.load(folder.path)  # small: its faults are found before the weights are read
-    config, weights = load_tied(folder.path, family, config, torch.device(device), dtype, progress, (rank, world))
-    progress(1.0, "Building the model")
-    return LoadedModel(family.build(config, weights), config, tokenizer, folder)
+    with one_thread():
+        config, weights = load_tied(folder.path, family, config, torch.device(device), dtype, progress, (rank, world))
+        progress(1.0, "Building the model")
+        model = family.build(config, weights)
+    return LoadedModel(model, config, tokenizer, folder, count_parameters(family.params(config)))
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Copying hundreds of small weights on two shared cores, torch's threads mostly wait for one another: SmolLM2-135M
+    took 1.8 to 2.5 s, and with one thread 0.5 to 0.8."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def load_tied(

@@ -41,4 +41,5 @@ FAMILY = Family(
     parse=parse,
     params=partial(decoder_params, qk_norm=True),
     build=Qwen3,
+    gguf="qwen3",
 )

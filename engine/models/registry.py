@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from functools import cache
 
 import engine.models
+from engine.config import ModelConfig
 from engine.errors import EngineError
 from engine.models.base import Family
 
@@ -23,7 +24,7 @@ def load_families() -> dict[str, Family]:
     """Every family by name.
 
     Raises:
-        RuntimeError: a module declares nothing, or two declare the same name or architecture.
+        RuntimeError: a module declares nothing or another name than its file's, or two declare the same name or architecture.
     """
     return collect(engine.models)
 
@@ -39,12 +40,23 @@ def collect(package) -> dict[str, Family]:
         family = getattr(importlib.import_module(name), "FAMILY", None)
         if not isinstance(family, Family):
             raise RuntimeError(f"{name} declares no FAMILY and is not in HELPERS of engine/models/registry.py")
-        for key in {family.name, *family.architectures}:
+        if family.name != module.name:
+            raise RuntimeError(f"{name}: FAMILY.name is {family.name!r}; file and FAMILY are both named after config.json's model_type")
+        for key in (family.name, *family.architectures, *([f"GGUF {family.gguf}"] if family.gguf else [])):
             if key in owners:
                 raise RuntimeError(f"{key} is declared by both {owners[key]} and {module.name}")
             owners[key] = module.name
         found[family.name] = family
     return found
+
+
+def parse_config(config: Mapping) -> tuple[Family, ModelConfig]:
+    """The family of a config.json and what its parse makes of it."""
+    family = find_family(config)
+    parsed = family.parse(config)
+    if parsed.family != family.name:
+        raise RuntimeError(f"engine/models/{family.name}.py: parse returns a ModelConfig of the family {parsed.family!r}")
+    return family, parsed
 
 
 def find_family(config: Mapping) -> Family:

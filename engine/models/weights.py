@@ -1,8 +1,9 @@
 """Reads a checkpoint folder: config.json, generation_config.json and safetensors, whole or in shards.
 
 Everything that can be wrong is found from the files' headers, before a weight is allocated: a missing or cut-off
-shard, an index that names what is not there, a wrong shape. Only the files that the index names are read, and each
-parameter is assigned exactly once. Sharding over GPUs reads only the rank's part of a tensor.
+shard, an index that names what is not there, a wrong shape, a weight that the model would not read. Only the files
+that the index names are read, and each parameter is assigned exactly once. Sharding over GPUs reads only the rank's
+part of a tensor.
 
 Rejected: safetensors' load_file on every file of the folder (merges strays, and a missing shard stays silent).
 """
@@ -10,6 +11,7 @@ Rejected: safetensors' load_file on every file of the folder (merges strays, and
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,6 +26,9 @@ from engine.models.base import Param
 Progress = Callable[[float, str], None]
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 HEADER_LIMIT = 100 * 2**20  # safetensors' own
+HEAD = "lm_head.weight"
+WEIGHTS = (".weight", ".bias")  # what else is stored (rotary_emb.inv_freq, masked_bias) is a constant that code makes again
+HARMLESS = re.compile(r"lm_head\.weight|.*\.attn\.bias")  # a tied model's head (load_tied compares it), GPT-2's causal mask
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
@@ -135,7 +140,7 @@ def checkpoint_tensors(folder: Path) -> dict[str, Stored]:
 
 
 def check_tensors(stored: Mapping[str, Stored], params: tuple[Param, ...], world: int = 1) -> None:
-    """Every parameter is there, once, with its shape and a type that can be converted.
+    """Every parameter is there, once, with its shape and a type that can be converted; and no weight is left unread.
 
     Raises:
         EngineError: "bad_checkpoint", naming file and tensor.
@@ -153,6 +158,11 @@ def check_tensors(stored: Mapping[str, Stored], params: tuple[Param, ...], world
             )
         if param.shard_axis is not None and param.shape[param.shard_axis] % world:
             raise bad(found.file, f"holds {param.name}, which does not split into {world} equal parts")
+    read = {param.name for param in params}
+    unread = [name for name in stored if name not in read and name.endswith(WEIGHTS) and not HARMLESS.fullmatch(name)]
+    if unread:
+        more = f" and {len(unread) - 1} more" if len(unread) > 1 else ""
+        raise bad(stored[unread[0]].file, f"holds {unread[0][:120]}{more}, which a model of this config.json does not read")
 
 
 def load_weights(

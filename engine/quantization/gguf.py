@@ -3,7 +3,7 @@
 The `gguf` package reads the container and knows every block layout. What is ours: the names, the config, and the
 order of q and k rows. llama.cpp stores Llama's q and k with the two halves of each head interleaved (its rope
 turns neighbours); here rope turns halves, so the rows go back, q by the query heads and k by the KV heads. Qwen's
-are stored as they are.
+are stored as they are. A family says which of it is its own (Family.gguf, gguf_interleaved).
 
 float32 holds a dequantised value exactly up to its own rounding; float16 or bfloat16 would quantise a second time.
 """
@@ -24,10 +24,9 @@ from gguf.quants import dequantize
 from safetensors.torch import save_file
 
 from engine.errors import EngineError
+from engine.models.registry import load_families
 from engine.quantization.base import Format
 
-ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-PERMUTED = frozenset({"llama"})
 TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 BLOCK = {
     "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",
@@ -86,7 +85,8 @@ def main_type(reader: GGUFReader) -> str:
 def read_config(reader: GGUFReader) -> dict:
     """The config.json that describes the same model."""
     arch = _value(reader, "general.architecture")
-    if arch not in ARCHITECTURES:
+    family = next((family for family in load_families().values() if family.gguf and family.gguf == arch), None)
+    if family is None:
         raise _refuse(f"the GGUF architecture {str(arch)[:40]}")
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     if "rope_freqs.weight" in tensors:
@@ -105,8 +105,8 @@ def read_config(reader: GGUFReader) -> dict:
         rope |= {"rope_type": "linear", "factor": _short(_value(reader, f"{arch}.rope.scaling.factor"))}
     eos = [i for i in (_value(reader, f"tokenizer.ggml.{key}_token_id", None) for key in ("eos", "eot")) if i is not None]
     return {
-        "architectures": [ARCHITECTURES[arch]],
-        "model_type": arch,
+        "architectures": [family.architectures[0]],
+        "model_type": family.name,
         "hidden_size": hidden,
         "intermediate_size": int(_value(reader, f"{arch}.feed_forward_length")),
         "num_hidden_layers": int(_value(reader, f"{arch}.block_count")),
@@ -143,7 +143,7 @@ def read_tensor(tensor, config: dict) -> tuple[str, np.ndarray]:
         raise _refuse(f"the GGUF type {tensor.tensor_type.name}") from None
     values = values.reshape([int(n) for n in reversed(tensor.shape)])
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}.get(part)
-    if heads and config["model_type"] in PERMUTED:
+    if heads and load_families()[config["model_type"]].gguf_interleaved:
         if values.shape[0] % (2 * heads):
             sentence = f"The checkpoint is not usable: {tensor.name} has {values.shape[0]} rows, which is not {heads} heads."
             raise EngineError("bad_checkpoint", sentence, file=tensor.name)

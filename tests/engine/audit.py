@@ -43,12 +43,6 @@ class LazyRunner(FakeRunner):
         self.pools = lambda: ()
         super().__init__(config)
 
-    def configure(self, config: EngineConfig) -> None:
-        shape = (config.cache.num_pages, config.cache.page_size)
-        if getattr(self, "shape", None) != shape:  # as ModelRunner: the arena stays unless its shape changes
-            self.shape = shape
-            super().configure(config)
-
     def run(self, step_id, host, rows, probe=None):
         if step_id in self.fail_on:
             raise RuntimeError("the fake device was told to fail")

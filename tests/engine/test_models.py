@@ -1,19 +1,20 @@
 import sys
 import types
 from dataclasses import replace
-from functools import cache
+from functools import partial
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
 from engine.config import RopeConfig
 from engine.errors import EngineError
 from engine.models import registry
-from engine.models.decoder import Decoder, fp32_linear
+from engine.models.base import Family, count_parameters
+from engine.models.decoder import Decoder, decoder_config, decoder_params, fp32_linear
 from engine.models.loading import load_tied
 from engine.models.qwen3 import Qwen3
-from engine.models.registry import find_family, load_families
+from engine.models.registry import find_family, load_families, parse_config
 from engine.models.rope import parse_rope, rope_tables
 from engine.models.weights import read_config
 from engine.probe import POINTS, Probe
@@ -52,11 +53,14 @@ def qwen3_config(**changes) -> Qwen3Config:
     return Qwen3Config(**{**stated, **changes})
 
 
+# One line a family: a small transformers config, untied, with large weights, vocab_size 96 and positions for LENGTH.
+SMALL_CONFIGS = {"llama": llama_config, "qwen3": qwen3_config}
+
+
 def make_hf(config):
     """A random transformers model with every bias and norm away from its neutral start."""
     torch.manual_seed(0)
-    kind = Qwen3ForCausalLM if isinstance(config, Qwen3Config) else LlamaForCausalLM
-    model = kind(config).eval()
+    model = AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if name.endswith("bias") or "norm" in name:
@@ -70,9 +74,8 @@ def hf_logits(model, ids):
 
 
 def ours(folder, dtype=torch.float32):
-    stated = read_config(folder)
-    family = find_family(stated)
-    config, weights = load_tied(folder, family, family.parse(stated), torch.device("cpu"), dtype)
+    family, parsed = parse_config(read_config(folder))
+    config, weights = load_tied(folder, family, parsed, torch.device("cpu"), dtype)
     return family.build(config, weights)
 
 
@@ -95,6 +98,22 @@ def agree(model, mine):
     parts += [harness.logits([IDS[at]], at) for at in range(190, LENGTH)]
     assert worst(torch.cat(parts), want) < 1e-4
     return want
+
+
+def test_every_family_has_a_small_config_to_be_compared_with():
+    missing = set(load_families()) - set(SMALL_CONFIGS)
+    assert not missing, f"add to SMALL_CONFIGS in {__file__}: a small transformers config of {', '.join(sorted(missing))}"
+
+
+@pytest.mark.parametrize("family", sorted(load_families().keys() & SMALL_CONFIGS.keys()))
+def test_every_familys_logits_equal_transformers(tmp_path, family):
+    model, mine = both(tmp_path, SMALL_CONFIGS[family]())
+    assert mine.config.family == family == model.config.model_type, "FAMILY.name, ModelConfig.family and model_type must be one name"
+    agree(model, mine)
+    params = load_families()[family].params(mine.config)
+    assert count_parameters(params) == model.num_parameters()
+    mistakes = hf_logits(model, IDS).argmax(-1) != hf_logits(model, [(IDS[0] + 1) % 96, *IDS[1:]]).argmax(-1)
+    assert mistakes.sum() > 20, f"the small config of {family} cannot tell right from wrong: give it a larger initializer_range"
 
 
 def test_the_tiny_models_can_tell_right_from_wrong(tmp_path):
@@ -331,14 +350,43 @@ def test_qwen3_sliding_windows_are_refused_by_name(changes):
                                         "num_attention_heads": 4, **changes})  # fmt: skip
 
 
-@cache
-def _shape():
-    return load_families()["llama"].parse(llama_config().to_dict())
+@pytest.mark.parametrize(
+    "config",
+    [llama_config(), llama_config(attention_bias=True, mlp_bias=True), llama_config(tie_word_embeddings=True), qwen3_config()],
+    ids=["plain", "biases", "tied", "norms"],
+)
+def test_parameters_are_counted_as_transformers_counts_them(config):
+    family, parsed = parse_config({**config.to_dict(), "architectures": [f"{type(config).__name__.removesuffix('Config')}ForCausalLM"]})
+    assert count_parameters(family.params(parsed)) == make_hf(config).num_parameters()
 
 
-def test_parameters_count_as_the_config_says():
-    params = load_families()["llama"].params(_shape())
-    total = sum(torch.Size(p.shape).numel() for p in params)
-    assert total == _shape().num_parameters
-    tied = replace(_shape(), tie_word_embeddings=True)
-    assert sum(torch.Size(p.shape).numel() for p in load_families()["llama"].params(tied)) == tied.num_parameters
+def qwen2_family():
+    """A family as its author would write it: biases on q, k and v alone, which config.json does not mention."""
+    return Family(
+        name="qwen2", architectures=("Qwen2ForCausalLM",), build=Decoder, params=partial(decoder_params, output_bias=False),
+        parse=lambda config: decoder_config("qwen2", {**config, "attention_bias": True}),
+    )  # fmt: skip
+
+
+def test_biases_on_q_k_and_v_alone_give_transformers_logits(tmp_path):
+    model = make_hf(Qwen2Config(**{**llama_config().to_diff_dict(), "model_type": "qwen2", "rms_norm_eps": 1e-5}))
+    model.save_pretrained(tmp_path)
+    family = qwen2_family()
+    config, weights = load_tied(tmp_path, family, family.parse(read_config(tmp_path)), torch.device("cpu"), torch.float32)
+    assert "model.layers.0.self_attn.q_proj.bias" in weights and "model.layers.0.self_attn.o_proj.bias" not in weights
+    agree(model, family.build(config, weights))
+
+
+def test_a_family_whose_parse_names_another_family_is_stopped(monkeypatch):
+    monkeypatch.setattr(registry, "load_families", lambda: {"qwen2": replace(qwen2_family(), parse=load_families()["llama"].parse)})
+    with pytest.raises(RuntimeError, match=r"qwen2.py: parse returns a ModelConfig of the family 'llama'"):
+        parse_config({**llama_config().to_dict(), "architectures": ["Qwen2ForCausalLM"]})
+
+
+def test_a_family_named_otherwise_than_its_file_stops_the_walk(tmp_path, monkeypatch):
+    package = types.ModuleType("misnamed_models")
+    package.__path__ = [str(tmp_path)]
+    monkeypatch.setitem(sys.modules, "misnamed_models", package)
+    (tmp_path / "mine.py").write_text("from engine.models.llama import FAMILY\n")
+    with pytest.raises(RuntimeError, match=r"misnamed_models.mine: FAMILY.name is 'llama'.*model_type"):
+        registry.collect(package)

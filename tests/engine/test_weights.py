@@ -175,6 +175,29 @@ def test_a_broken_config_json_is_a_sentence(tmp_path, content, words):
     assert caught.value.code == "bad_checkpoint" and words in caught.value.sentence
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["model.layers.1.self_attn.q_proj.bias", "model.layers.2.mlp.up_proj.weight", "lm_head.bias", "model.layers.0.self_attn.q_norm.weight"],
+)
+def test_a_weight_that_the_model_would_not_read_is_refused_by_name(tmp_path, name):
+    single(tmp_path, **{name: torch.ones(64)})
+    sentence = refusal(tmp_path)
+    assert name in sentence and "model.safetensors" in sentence and "does not read" in sentence
+
+
+def test_a_checkpoint_with_biases_read_as_llama_without_them_is_refused(tmp_path):
+    single(tmp_path, llama_config(attention_bias=True))
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "attention_bias": False}))
+    assert "bias and 7 more" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["self_attn.rotary_emb.inv_freq", "attn.bias", "attn.masked_bias"])
+def test_constants_in_a_checkpoint_do_no_harm(tmp_path, name):
+    model = single(tmp_path, **{f"model.layers.0.{name}": torch.ones(8)})
+    assert worst(Harness(ours(tmp_path)).logits(IDS), hf_logits(model, IDS)) < 1e-4
+
+
 # Types, tying, sharding
 
 

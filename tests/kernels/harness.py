@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from kernels.common import FENCE
 from kernels.spec import Case, KernelSpec
 
 ALL_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -41,6 +42,15 @@ def whole_storage(x: torch.Tensor) -> torch.Tensor:
     return torch.empty(0, dtype=x.dtype, device=x.device).set_(storage, 0, (storage.nbytes() // x.element_size(),))
 
 
+def unfenced(x: torch.Tensor) -> bool:
+    """A floating-point tensor whose buffer does not begin and end with FENCE elements of NaN outside of it."""
+    if not x.is_floating_point():
+        return False
+    buffer, start = whole_storage(x), x.storage_offset()
+    stop = start + (1 + sum((n - 1) * stride for n, stride in zip(x.shape, x.stride())) if x.numel() else 0)
+    return start < FENCE or buffer.numel() - stop < FENCE or not bool(buffer[:FENCE].isnan().all() and buffer[-FENCE:].isnan().all())
+
+
 def as_tuple(result: torch.Tensor | tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
     return result if isinstance(result, tuple) else (result,)
 
@@ -61,10 +71,13 @@ def distance(out: torch.Tensor, ref: torch.Tensor) -> float:
 
 def check_case(spec: KernelSpec, case: Case, dtype: torch.dtype, device: str, seed: int = 0) -> Verdict:
     ours, theirs, pristine = (spec.make_inputs(device, dtype, seed, **case.dims) for _ in range(3))
+    problems, error = [], 0.0
+    for name, x in pristine.items():
+        if isinstance(x, torch.Tensor) and unfenced(x):
+            problems.append(f"make_inputs of {spec.name} does not guard {name} with NaN on both sides: use kernels.common.fenced")
     with nan_filled_outputs():
         out = as_tuple(spec.fn(**ours))
     ref = as_tuple(spec.ref(**theirs))
-    problems, error = [], 0.0
     if len(out) != len(ref):
         problems.append(f"{len(out)} results, reference {len(ref)}")
     pairs = [(f"result {i}", a, b) for i, (a, b) in enumerate(zip(out, ref))]

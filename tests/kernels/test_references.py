@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 from collections.abc import Callable
 
 import pytest
@@ -17,7 +19,7 @@ from kernels.rope import make_inputs as rope_inputs
 from kernels.rope import rope_ref
 from kernels.silu_mul import silu_mul_ref
 from tests.kernels import oracle
-from tests.kernels.harness import check_case, distance, dtypes_of
+from tests.kernels.harness import as_tuple, check_case, distance, dtypes_of, unfenced, whole_storage
 from tests.kernels.traps import TRAPS
 
 SPECS = load_specs()
@@ -190,20 +192,42 @@ def test_kv_write_refuses_a_slot_behind_the_last_page(tokens: int) -> None:
 
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 def test_no_token_at_all_is_fine(spec) -> None:
-    dims = dict(spec.cases[0].dims)
-    dims.update({"sequences": ""} if "sequences" in dims else {"tokens": 0})
-    for function in (spec.fn, spec.ref):  # nothing is launched
-        inputs = spec.make_inputs("cpu", torch.float32, 0, **dims)
-        out = function(**inputs)
-        for x in out if isinstance(out, tuple) and not spec.outputs else ():
-            assert x.shape[0] == 0
+    where, dims = f"kernels/{spec.name}.py", dict(spec.cases[0].dims)
+    assert set(spec.empty_dims) <= set(inspect.signature(spec.make_inputs).parameters), (
+        f"{where}: make_inputs does not take SPEC.empty_dims, {dict(spec.empty_dims)}; set it to the dims that leave nothing to compute"
+    )
+    dims.update(spec.empty_dims)
+    ours, theirs, pristine = (spec.make_inputs("cpu", torch.float32, 0, **dims) for _ in range(3))
+    try:
+        out = as_tuple(spec.fn(**ours))
+    except Exception as error:
+        pytest.fail(f"{where}: with {dict(spec.empty_dims)} {spec.name} must return before it launches anything, but it raised {error!r}")
+    ref = as_tuple(spec.ref(**theirs))
+    assert [x.shape for x in out] == [x.shape for x in ref]
+    assert all(distance(a, b) == 0 for a, b in zip(out, ref, strict=True))
+    for name in spec.outputs:
+        for inputs in (ours, theirs):
+            assert distance(whole_storage(inputs[name]), whole_storage(pristine[name])) == 0, f"{where}: {name} was written"
+    if not spec.outputs:
+        assert all(x.numel() == 0 for x in out), f"{where}: SPEC.empty_dims leaves results of the shapes {[list(x.shape) for x in out]}"
 
 
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 def test_the_harness_finds_the_reference_equal_to_itself(spec) -> None:
-    import dataclasses
-
     same = dataclasses.replace(spec, fn=spec.ref)
     for case in spec.cases:
         for dtype in dtypes_of(case):
             assert check_case(same, case, dtype, "cpu").problems == ()
+
+
+def test_the_harness_names_an_input_without_a_fence() -> None:
+    spec = SPECS["rms_norm"]
+
+    def bare(*args, **dims) -> dict:
+        inputs = spec.make_inputs(*args, **dims)
+        return {**inputs, "weight": inputs["weight"].clone()}
+
+    careless = dataclasses.replace(spec, fn=spec.ref, make_inputs=bare)
+    problems = check_case(careless, spec.cases[0], torch.float32, "cpu").problems
+    assert len(problems) == 1 and "rms_norm" in problems[0] and "weight" in problems[0] and "fenced" in problems[0]
+    assert unfenced(torch.zeros(4)) and not unfenced(torch.arange(4))

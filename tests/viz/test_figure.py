@@ -57,7 +57,7 @@ def test_bars_start_at_their_base_and_hatches_stay():
 
 
 def test_a_strangers_text_is_never_markup():
-    figure = to_figure(render(VIEWS["hostile"], Trace(), ViewState()))
+    figure = to_figure(render(VIEWS["hostile"], make_trace(3), ViewState()))
     texts = [a.text for a in figure.layout.annotations] + [d.name for d in figure.data] + [figure.layout.title.text]
     assert any("&lt;img" in t for t in texts)
     assert not any(bad in t for t in texts for bad in ("<img", "<script", "</script"))
@@ -65,8 +65,9 @@ def test_a_strangers_text_is_never_markup():
 
 
 def test_an_error_and_an_empty_frame_say_so():
-    assert "could not be drawn" in to_figure(render(VIEWS["broken"], Trace(), ViewState())).layout.annotations[0].text
-    assert to_figure(render(VIEWS["batching"], Trace(), ViewState())).layout.annotations[0].text == "No step has run yet."
+    assert "could not be drawn" in to_figure(render(VIEWS["broken"], make_trace(3), ViewState())).layout.annotations[0].text
+    assert to_figure(Frame("v", "V", summary="Nothing to see.")).layout.annotations[0].text == "Nothing to see."
+    assert "Nothing has run yet" in to_figure(render(VIEWS["batching"], Trace(), ViewState())).layout.annotations[0].text
 
 
 # ---- theme ----

@@ -48,6 +48,23 @@ def test_a_module_that_declares_nothing_fails_by_name(loader, what: str, tmp_pat
     sys.modules.pop(f"{package.name}.forgotten", None)
 
 
+def test_words_of_another_view_fail_by_name(tmp_path, monkeypatch) -> None:
+    package = tmp_path / "borrowing"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    view = 'VIEW = View("thief", "T", "?", lambda t, s: None, lambda t, s: "", words={"blocks.title": "mine"})'
+    (package / "thief.py").write_text(f"from viz.view import View\n{view}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(LookupError, match=r"thief\.py.*'blocks\.title' must begin with 'thief\.'"):
+        load_views("borrowing", [str(package)])
+
+
+@pytest.mark.parametrize("view", ["batching", "mask", "tokens"])
+def test_the_summary_of_a_view_of_requests_names_who_is_there(view: str) -> None:
+    text = VIEWS[view].summary(scenario("busy"), ViewState(step=3))
+    assert all(name in text for name in "ABC")
+
+
 # ---- continuous batching ----
 
 

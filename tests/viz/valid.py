@@ -15,8 +15,8 @@ HATCHES = (None, "diagonal", "cross", "dots")
 
 def check_frame(frame: Frame, state: ViewState) -> None:
     assert not frame.error, frame.error
-    assert frame.title and frame.summary
-    assert frame.badges and all(b.kind in BADGES for b in frame.badges)
+    assert frame.title and frame.summary, "a frame has a title and a summary"
+    assert frame.badges and all(b.kind in BADGES for b in frame.badges), f"badges {frame.badges}: at least one, of {BADGES}"
     _check_axes(frame)
     for raster in frame.rasters:
         _check_raster(frame, raster)
@@ -24,24 +24,26 @@ def check_frame(frame: Frame, state: ViewState) -> None:
         _check_series(frame, series)
     for paint in frame.legend:
         _check_paint(paint)
-        assert paint.label
+        assert paint.label, f"a legend entry without text: {paint}"
     for mark in frame.marks:
-        assert mark.id and mark.text and mark.axes in _pairs(frame)
-        assert all(map(math.isfinite, (mark.x0, mark.x1, mark.y0, mark.y1)))
-        assert mark.outline is None or mark.outline in table()
+        assert mark.id and mark.text and mark.axes in _pairs(frame), f"{mark}: an id, a text and one of the axes {_pairs(frame)}"
+        assert all(map(math.isfinite, (mark.x0, mark.x1, mark.y0, mark.y1))), mark
+        assert mark.outline is None or mark.outline in table(), f"{mark}: no such colour in viz/theme.py"
     check_labels(frame, state)
 
 
 def check_labels(frame: Frame, state: ViewState) -> None:
     """Texts are large enough, few enough, inside the panel and apart."""
     width, height = state.size
-    assert len(frame.labels) <= MAX_LABELS
+    least = MIN_FONT[state.theme]
+    assert len(frame.labels) <= MAX_LABELS, f"{len(frame.labels)} labels, at most {MAX_LABELS} (layout.Sheet stops there)"
     boxes = []
     for label in frame.labels:
-        assert label.text and "\n" not in label.text
-        assert label.size >= MIN_FONT[state.theme]
-        assert label.axes == "xy" and label.anchor in ("left", "center", "right")
-        assert label.color in table(), label.color
+        said = f"label {label.text!r}"
+        assert label.text and "\n" not in label.text, f"{said} is not one line"
+        assert label.size >= least, f"{said} has {label.size} px, the theme {state.theme!r} asks for at least {least} (layout.Sheet.font)"
+        assert label.axes == "xy" and label.anchor in ("left", "center", "right"), f"{said} on {label.axes!r}, anchor {label.anchor!r}"
+        assert label.color in table(), f"{said}: no colour {label.color!r} in viz/theme.py"
         x0, x1, y0, y1 = label_box(label)
         assert x0 >= -0.5 and x1 <= width + 0.5 and y0 >= -0.5 and y1 <= height + 0.5, f"{label.text!r} leaves the panel"
         for other, box in boxes:
@@ -56,31 +58,37 @@ def _pairs(frame: Frame) -> set[str]:
 
 def _check_axes(frame: Frame) -> None:
     for name, axis in frame.axes.items():
-        assert name.startswith(("xaxis", "yaxis"))
-        assert len(axis["range"]) == 2 and all(map(math.isfinite, axis["range"])) and axis["range"][0] != axis["range"][1]
-        low, high = axis["domain"]
-        assert 0 <= low < high <= 1, (name, axis["domain"])
-        assert "title" not in axis and axis["visible"] is False  # no text of ours or a user's meets Plotly's parser
+        assert name.startswith(("xaxis", "yaxis")), name
+        ends, (low, high) = axis["range"], axis["domain"]
+        assert len(ends) == 2 and all(map(math.isfinite, ends)) and ends[0] != ends[1], f"{name}: range {ends}"
+        assert 0 <= low < high <= 1, f"{name}: domain {axis['domain']}"
+        bare = "title" not in axis and axis["visible"] is False
+        assert bare, f"{name} has ticks or a title: texts are Labels, so that none meets Plotly's parser (layout.Sheet.data_axes)"
 
 
 def _check_raster(frame: Frame, raster) -> None:
     values = raster.values
-    assert values.dtype == np.uint8 and values.ndim == 2 and values.size and values.flags.c_contiguous
-    assert raster.axes in _pairs(frame)
-    assert raster.x0 != raster.x1 and raster.y0 != raster.y1
-    assert (raster.paints is None) != (raster.range is None)
+    said = f"raster {raster.name!r}"
+    plain = values.dtype == np.uint8 and values.ndim == 2 and values.size and values.flags.c_contiguous
+    assert plain, f"{said}: values must be uint8 [rows, cols], not empty, C-contiguous; got {values.dtype} {values.shape}"
+    assert raster.axes in _pairs(frame), f"{said} on {raster.axes!r}, the frame has {_pairs(frame)}"
+    assert raster.x0 != raster.x1 and raster.y0 != raster.y1, f"{said} has no area"
+    assert (raster.paints is None) != (raster.range is None), f"{said}: either paints or a range"
     if raster.paints is not None:
         shown = values[values != 255]
-        assert not shown.size or int(shown.max()) < len(raster.paints)
+        assert not shown.size or int(shown.max()) < len(raster.paints), f"{said}: value {shown.max()}, {len(raster.paints)} paints"
         for paint in raster.paints:
             _check_paint(paint)
 
 
 def _check_series(frame: Frame, series) -> None:
-    assert series.x.dtype == series.y.dtype == np.float32 and series.x.shape == series.y.shape and series.x.ndim == 1
-    assert series.kind in ("line", "markers", "steps", "bars") and series.axes in _pairs(frame)
-    assert series.base is None or (series.base.dtype == np.float32 and series.base.shape == series.x.shape)
-    assert not np.isinf(series.x).any() and not np.isinf(series.y).any()
+    said = f"series {series.name!r}"
+    plain = series.x.dtype == series.y.dtype == np.float32 and series.x.shape == series.y.shape and series.x.ndim == 1
+    assert plain, f"{said}: x and y must be float32 of equal length"
+    assert series.kind in ("line", "markers", "steps", "bars"), f"{said}: kind {series.kind!r}"
+    assert series.axes in _pairs(frame), f"{said} on {series.axes!r}, the frame has {_pairs(frame)}"
+    assert series.base is None or (series.base.dtype == np.float32 and series.base.shape == series.x.shape), f"{said}: base"
+    assert not np.isinf(series.x).any() and not np.isinf(series.y).any(), f"{said} is infinite somewhere"
     _check_paint(series.paint)
 
 

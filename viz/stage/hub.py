@@ -248,7 +248,7 @@ class Hub:
             room = self._rooms[viewer.room]
             due = self._due(viewer, room)
             if due == 0.0:
-                viewer.next_at = time.monotonic() + 1 / viewer.max_fps
+                viewer.next_at = time.monotonic() + 1 / _fps(viewer, room)
                 viewer.credit -= 1
                 viewer.seq += 1
                 return await self.composer.compose(viewer, room)
@@ -301,6 +301,12 @@ class Hub:
             late = time.monotonic() - self.config.silence
             for viewer in [v for v in self.viewers.values() if v.transport == "poll" and v.heard < late]:
                 await self.leave(viewer)
+
+
+def _fps(viewer: Viewer, room: Room) -> float:
+    """A source may ask for fewer frames: an engine that shares its cores with the browser needs them itself."""
+    wish = room.status.get("max_fps")
+    return min(viewer.max_fps, wish) if isinstance(wish, (int, float)) and wish > 0 else viewer.max_fps
 
 
 class Refused(Exception):

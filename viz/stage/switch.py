@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 
 from engine.trace import Trace
+from viz.stage.hub import Refused
 from viz.stage.source import RecordingSource, Source
 
 
@@ -56,7 +57,10 @@ class SwitchingSource:
         self.base.viewer_left(room, viewer)
 
     async def save_recording(self, room: str, viewer: str) -> tuple[str, bytes]:
-        return await self.base.save_recording(room, viewer)
+        save = getattr(self.base, "save_recording", None)
+        if save is None:
+            raise Refused("nothing_recorded", "This page shows a recording: there is nothing new to save.")
+        return await save(room, viewer)
 
     async def open_recording(self, room: str, viewer: str, name: str, content: bytes) -> dict:
         trace = await asyncio.to_thread(self._read, content)

@@ -11,7 +11,7 @@ import numpy as np
 
 from engine.trace import Trace
 from viz.lanes import Cell, Lanes, Run, lanes, queue, work_kinds
-from viz.layout import Sheet, badges, merged, message, too_small, visible, wrap
+from viz.layout import Sheet, message, too_small, visible, wrap
 from viz.select import Identity, identity, live_at, prompt_len
 from viz.theme import NUM_REQUEST_COLORS, request_color
 from viz.view import Ask, Badge, Frame, Mark, Paint, Raster, Series, View, ViewState
@@ -42,13 +42,9 @@ def window(trace: Trace, step: int, width: float) -> tuple[int, int]:
 
 
 def figure(trace: Trace, state: ViewState) -> Frame:
-    step = trace.clamp(state.step)
-    t = words(state.language)
-    if step is None:
-        return message(VIEW.name, t("batching.title"), t("empty"), trace, state, (Badge("state"),))
     if too_small(state):
-        return message(VIEW.name, t("batching.title"), summary(trace, state), trace, state, (Badge("state"),))
-    return _Picture(trace, state, step).frame()
+        return message(summary(trace, state), state, Badge("state"))
+    return _Picture(trace, state, trace.clamp(state.step)).frame()
 
 
 class _Picture:
@@ -57,7 +53,7 @@ class _Picture:
     def __init__(self, trace: Trace, state: ViewState, step: int) -> None:
         self.trace, self.state, self.step = trace, state, step
         self.now = trace.rows("steps", step, step)[0]
-        self.t: Words = words(state.language)
+        self.t: Words = words(state.language, WORDS)
         self.sheet = Sheet(state)
         self.who: Identity = identity(trace, step, state.selection)
         sheet = self.sheet
@@ -95,17 +91,13 @@ class _Picture:
     def frame(self) -> Frame:
         sheet, ends = self.sheet, (self.first - 0.5, self.first + self.columns - 0.5)
         most = float(max(self.lanes.budget.max(initial=1), self.lanes.num_tokens.max(initial=1), 1)) * 1.08
-        axes = merged(
-            sheet.axes(),
-            sheet.data_axes(2, ends, (0.5, self.rows + 0.5), (self.left, self.right, self.slots_top, self.slots_bottom)),
-            sheet.data_axes(3, ends, (most, 0), (self.left, self.right, self.bars_top, self.bars_bottom)),
-        )
+        axes = sheet.axes()
+        axes |= sheet.data_axes(2, ends, (0.5, self.rows + 0.5), (self.left, self.right, self.slots_top, self.slots_bottom))
+        axes |= sheet.data_axes(3, ends, (most, 0), (self.left, self.right, self.bars_top, self.bars_bottom))
         marks = (*self._queue(), *self._slots(), *self._ticks(most))
         return Frame(
-            VIEW.name,
-            self.t("batching.title"),
-            badges(self.trace, self.state, Badge("state")),
-            axes,
+            badges=(Badge("state"),),
+            axes=axes,
             rasters=(self._raster(),),
             series=(*self._bars(most), *self._glyphs()),
             labels=tuple(sheet.labels),
@@ -285,9 +277,7 @@ class _Picture:
 
 
 def summary(trace: Trace, state: ViewState) -> str:
-    step, t = trace.clamp(state.step), words(state.language)
-    if step is None:
-        return t("empty")
+    step, t = trace.clamp(state.step), words(state.language, WORDS)
     found = trace.rows("works", step, step)
     rows = int(trace.step(step).step["max_num_seqs"])
     waiting = [reason_words(w, trace, state.language) for w in queue(trace, step)[:3]]
@@ -328,12 +318,40 @@ def _reading_prompt(trace: Trace, state: ViewState) -> str:
     return str(int(np.count_nonzero(kinds == Cell.PREFILL)))
 
 
+WORDS = {
+    "batching.slot": "slot {n:,}",
+    "batching.more_slots": ("+{n:,} slot", "+{n:,} slots"),
+    "batching.nobody": "Nobody waits.",
+    "batching.more_wait": ("+{n:,} more waits", "+{n:,} more wait"),
+    "batching.tokens": "tokens",
+    "batching.used": "{n:,} of {budget:,}",
+    "batching.now.prompt": "{who}  prompt {done:,} of {total:,}",
+    "batching.now.token": "{who}  token {n:,} of {total:,}",
+    "batching.now.recompute": "{who}  recomputes {n:,}",
+    "batching.now.idle": "idle",
+    "batching.now.held": "{who}  waits in its slot",
+    "batching.now.failed": "failed",
+    "batching.legend.decode": "one token (decode)",
+    "batching.legend.prefill": "prompt tokens (prefill)",
+    "batching.legend.recompute": "recomputed after preemption",
+    "batching.legend.held": "keeps its slot, computes nothing",
+    "batching.legend.idle": "idle slot",
+    "batching.legend.failed": "failed step",
+    "batching.finished": "finished",
+    "batching.preempted": "preempted",
+    "batching.mark.run": "{who}, slot {row:,}, steps {first:,} to {last:,}",
+    "batching.mark.step": "Step {step:,}: {n:,} of {budget:,} tokens",
+    "batching.summary": "{busy:,} of {rows:,} batch slots are busy at step {step:,}: {who}. {waiting}",
+}
+
+
 VIEW = View(
     name="batching",
     title="Continuous batching",
     question="Who sits in which batch slot, step by step, and why do the others wait?",
     figure=figure,
     summary=summary,
+    words=WORDS,
     asks=(
         Ask("Which request sits in slot 1 at the step shown (none if idle)?", _in_slot_one),
         Ask("How many batch slots are idle at the step shown?", _idle_slots),

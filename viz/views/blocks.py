@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from engine.trace import Trace
-from viz.layout import Sheet, badges, merged, message, too_small
+from viz.layout import Sheet, message, too_small
 from viz.select import MAX_STRIPES, PageCells, PageState, identity, padded, page_cells, selected
 from viz.theme import NUM_REQUEST_COLORS, percent, request_color
 from viz.view import Ask, Badge, Frame, Mark, Paint, Raster, Series, View, ViewState
@@ -20,7 +20,8 @@ from viz.words.catalogue import words
 
 ALL = -1
 MAX_CELLS = 192
-MIN_CELL, MAX_CELL = 32, 64  # px from cell to cell; at least 28 of them are the cell
+MIN_CELL, MAX_WIDE, MAX_HIGH = 32, 112, 56  # px from cell to cell; at least 28 of them are the cell
+MAX_LANE = 56  # px from slab to slab
 _HUES = [request_color(i) for i in range(NUM_REQUEST_COLORS)] + [request_color(None)]
 _WASTE, _CACHED, _PENDING, _FREE, _CLEAR = 7, 8, 9, 10, 255
 _PAINTS = (*map(Paint, _HUES), Paint("waste", hatch="diagonal"), Paint("cached"), Paint("cached", hatch="dots"), Paint("free"))
@@ -29,12 +30,9 @@ _SUB = 6  # raster rows of a cell: divides by one, two and three stripes
 
 
 def figure(trace: Trace, state: ViewState) -> Frame:
-    step, t = trace.clamp(state.step), words(state.language)
-    if step is None:
-        return message(VIEW.name, t("blocks.title"), t("empty"), trace, state, (Badge("state"),))
     if too_small(state):
-        return message(VIEW.name, t("blocks.title"), summary(trace, state), trace, state, (Badge("state"),))
-    return _Picture(trace, state, step).frame()
+        return message(summary(trace, state), state, Badge("state"))
+    return _Picture(trace, state, trace.clamp(state.step)).frame()
 
 
 def shown_request(trace: Trace, state: ViewState, step: int, cells: PageCells) -> int | None:
@@ -48,7 +46,7 @@ class _Picture:
 
     def __init__(self, trace: Trace, state: ViewState, step: int) -> None:
         self.trace, self.state, self.step = trace, state, step
-        self.t, self.sheet = words(state.language), Sheet(state)
+        self.t, self.sheet = words(state.language, WORDS), Sheet(state)
         self.who = identity(trace, step, state.selection)
         self.cells: PageCells = page_cells(trace, step)
         self.padded = padded(trace, step, self.cells.computed)
@@ -75,7 +73,7 @@ class _Picture:
             (room, columns)
             for room in (usual, all_but_title)
             for columns in range(4, int(wide / MIN_CELL) + 1, 4)
-            if -(-pages // columns) * MIN_CELL <= room and (wide / columns <= MAX_CELL or columns >= pages)
+            if -(-pages // columns) * MIN_CELL <= room and (wide / columns <= MAX_WIDE or columns >= pages)
         ]
         if self.dense or not fits:
             self.dense = True
@@ -83,8 +81,8 @@ class _Picture:
         else:
             room, columns = fits[0]
             self.columns, self.rows = min(columns, pages), -(-pages // columns)
-            self.pitch_x = min(wide / columns, MAX_CELL)
-            self.pitch_y = min(max(room / self.rows, MIN_CELL), 40)
+            self.pitch_x = min(wide / columns, MAX_WIDE)
+            self.pitch_y = min(max(room / self.rows, MIN_CELL), MAX_HIGH)
         entries = 0 if self.narrow else min(len(self.cells.tables.get(self.chosen, ())), 6)
         self.bottom = self.top + max(self.rows * self.pitch_y, min(entries * self.sheet.line, usual))
 
@@ -112,9 +110,8 @@ class _Picture:
         p = self.padded
         formula = t("blocks.formula", limit=p.limit, stored=p.stored, reserved=p.reserved) if p.slabs else t("blocks.formula.none")
         return Frame(
-            VIEW.name, t("blocks.title"), badges(self.trace, self.state, Badge("state"), Badge("computed", formula)),
-            merged(sheet.axes()), rasters=rasters, series=(links,), labels=tuple(sheet.labels), marks=tuple(self._marks()),
-            legend=self._legend(),
+            badges=(Badge("state"), Badge("computed", formula)), axes=sheet.axes(), rasters=rasters, series=(links,),
+            labels=tuple(sheet.labels), marks=tuple(self._marks()), legend=self._legend(),
         )  # fmt: skip
 
     def _count(self) -> str:
@@ -336,13 +333,14 @@ class _Picture:
         if fits < 1:
             return ()
         slabs = p.slabs if len(p.slabs) <= fits else self._most_wanted(fits - 1)
-        lane = min((sheet.height - 8 - top) / (len(slabs) + (len(slabs) < len(p.slabs))), 34)
+        lane = min((sheet.height - 8 - top) / (len(slabs) + (len(slabs) < len(p.slabs))), MAX_LANE)
         left, right = 12, sheet.width - 16 - round(sheet.advance * 19)
         longest = max((s.reserved for s in slabs), default=1)
         columns = min(longest, 256)
-        values = np.full((len(slabs) * _SUB, columns), _CLEAR, np.uint8)
+        fine = max(_SUB, int(np.ceil(lane / 8)))  # raster rows a slab, the last one a gap; the browser rules higher ones
+        values = np.full((len(slabs) * fine, columns), _CLEAR, np.uint8)
         for i, slab in enumerate(slabs):
-            line = values[i * _SUB : (i + 1) * _SUB - 1]
+            line = values[i * fine : (i + 1) * fine - 1]
             line[:, : -(-slab.reserved * columns // longest)] = _WASTE
             line[:, : -(-slab.stored * columns // longest)] = self.who.code(slab.seq_id)
             end = left + (right - left) * slab.reserved / longest
@@ -368,9 +366,7 @@ class _Picture:
 
 
 def summary(trace: Trace, state: ViewState) -> str:
-    step, t = trace.clamp(state.step), words(state.language)
-    if step is None:
-        return t("empty")
+    step, t = trace.clamp(state.step), words(state.language, WORDS)
     pool, p = trace.pool_at(step), padded(trace, step)
     held = int(np.count_nonzero(pool.ref_counts[1:]))
     count = t("blocks.count", held=held, total=pool.num_pages, free=pool.num_free)
@@ -406,12 +402,51 @@ def _waste(trace: Trace, state: ViewState) -> str:
     return percent(p.reserved - p.stored, p.reserved)
 
 
+WORDS = {
+    "blocks.count": "{held:,} of {total:,} blocks held, {free:,} free",
+    "blocks.count.short": "{held:,} of {total:,} held, {free:,} free",
+    "blocks.count.cached": "{held:,} of {total:,} blocks held, {free:,} free ({cached:,} cached)",
+    "blocks.count.pending": ", {pending:,} pending",
+    "blocks.paged": "; {percent} of the held places are empty",
+    "blocks.table": "{who}'s block table",
+    "blocks.table.line": "{who}'s table: {pages}",
+    "blocks.table.short": "{who}'s table",
+    "blocks.table.none": "no block is held",
+    "blocks.entry": "{index:,} → {page:,}",
+    "blocks.entry.more": "⋯ {n:,} more",
+    "blocks.times": "×{n:,}",
+    "blocks.slabs": "Same tokens in padded slabs: {stored:,} of {reserved:,} places used, {percent} waste",
+    "blocks.slabs.short": "Padded slabs: {percent} waste ({stored:,} of {reserved:,} used)",
+    "blocks.slabs.shortest": "Padded slabs: {percent} waste",
+    "blocks.slab": "{who}  {stored:,} of {reserved:,}",
+    "blocks.slabs.more": ("+{n:,} request", "+{n:,} requests"),
+    "blocks.formula": "padded waste = 1 − tokens stored ÷ Σ min(prompt + max_tokens, {limit:,}) = 1 − {stored:,} ÷ {reserved:,}",
+    "blocks.formula.none": "padded waste = 1 − tokens stored ÷ Σ min(prompt + max_tokens, limit); nobody holds a block now",
+    "blocks.legend.held": "tokens (request's colour)",
+    "blocks.legend.empty": "reserved, empty",
+    "blocks.legend.cached": "cached, nobody holds it",
+    "blocks.legend.pending": "freed when the step settles",
+    "blocks.legend.free": "free",
+    "blocks.mark.held": "Block {page:,}: {used:,} of {size:,} tokens, held by {who}",
+    "blocks.mark.cached": "Block {page:,}: free, its {size:,} tokens can still be found in the cache",
+    "blocks.mark.pending": "Block {page:,}: given back, free once the step in flight has settled",
+    "blocks.mark.free": "Block {page:,}: free",
+    "blocks.detail.range": "{who}: tokens {first:,}–{last:,}",
+    "blocks.detail.shared": "shared; a write would copy it first",
+    "blocks.detail.published": "a later prompt can find it in the cache",
+    "blocks.mark.bin": "Blocks {first:,} to {last:,}: {held:,} held, {cached:,} cached",
+    "blocks.mark.run": "Blocks {first:,} to {last:,}, with {who}",
+    "blocks.summary": "{count}. {waste}",
+}
+
+
 VIEW = View(
     name="blocks",
     title="Paged blocks",
     question="Where do the tokens of each request lie, and what would padded slabs have wasted?",
     figure=figure,
     summary=summary,
+    words=WORDS,
     asks=(
         Ask("Whose block table is shown?", _whose),
         Ask("In which block do the first tokens of that request lie (its table's entry 0)?", _entry_zero),

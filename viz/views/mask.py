@@ -11,7 +11,7 @@ import numpy as np
 
 from engine.trace import Trace
 from viz.fold import FOLD_WIDTH, Block, Folded, Sees, fold, sees
-from viz.layout import Sheet, badges, merged, message, too_small, visible
+from viz.layout import Sheet, message, too_small, visible
 from viz.select import identity, selected, token_ids
 from viz.theme import NUM_REQUEST_COLORS, request_color
 from viz.view import Ask, Badge, Frame, Mark, Paint, Raster, Series, View, ViewState
@@ -25,14 +25,9 @@ _PAINTS = (*(Paint(hue, hatch=hatch, alpha=alpha) for hue in _HUES for hatch, al
 
 
 def figure(trace: Trace, state: ViewState) -> Frame:
-    step, t = trace.clamp(state.step), words(state.language)
-    own = (Badge("state"),)
-    if step is None:
-        return message(VIEW.name, t("mask.title"), t("empty"), trace, state, own)
-    if not len(trace.rows("works", step, step)):
-        return message(VIEW.name, t("mask.title"), t("mask.nothing"), trace, state, own)
-    if too_small(state):
-        return message(VIEW.name, t("mask.title"), summary(trace, state), trace, state, own)
+    step = trace.clamp(state.step)
+    if too_small(state) or not len(trace.rows("works", step, step)):
+        return message(summary(trace, state), state, Badge("state"))
     return _Picture(trace, state, step).frame()
 
 
@@ -41,7 +36,7 @@ class _Picture:
 
     def __init__(self, trace: Trace, state: ViewState, step: int) -> None:
         self.trace, self.state, self.step = trace, state, step
-        self.t, self.sheet = words(state.language), Sheet(state)
+        self.t, self.sheet = words(state.language, WORDS), Sheet(state)
         self.who = identity(trace, step, state.selection)
         self.works = trace.rows("works", step, step)
         sheet = self.sheet
@@ -67,7 +62,7 @@ class _Picture:
     def frame(self) -> Frame:
         sheet, t, folded = self.sheet, self.t, self.folded
         box = (self.left, self.right, self.top, self.bottom)
-        axes = merged(sheet.axes(), sheet.data_axes(2, (0, folded.num_cols), (0, folded.num_rows), box))
+        axes = sheet.axes() | sheet.data_axes(2, (0, folded.num_cols), (0, folded.num_rows), box)
         sheet.put(t("mask.keys"), self.left - 10, 8 + sheet.line / 2, "muted", anchor="right")
         sheet.put(t("mask.queries"), self.left - 10, 8 + sheet.line * 1.5, "muted", anchor="right")
         chosen = self._chosen()
@@ -85,8 +80,8 @@ class _Picture:
             *([Paint("request-other", t("mask.legend.folded"), "dots", 0.6)] if (self.grid == Sees.PART).any() else []),
         )
         return Frame(
-            VIEW.name, t("mask.title"), badges(self.trace, self.state, Badge("state")), axes,
-            rasters=(self._raster(),), series=(self._lines(),), labels=tuple(sheet.labels), marks=tuple(self._marks(chosen)), legend=legend,
+            badges=(Badge("state"),), axes=axes, rasters=(self._raster(),), series=(self._lines(),), labels=tuple(sheet.labels),
+            marks=tuple(self._marks(chosen)), legend=legend,
         )  # fmt: skip
 
     def _raster(self) -> Raster:
@@ -201,9 +196,7 @@ class _Picture:
 
 
 def summary(trace: Trace, state: ViewState) -> str:
-    step, t = trace.clamp(state.step), words(state.language)
-    if step is None:
-        return t("empty")
+    step, t = trace.clamp(state.step), words(state.language, WORDS)
     works = trace.rows("works", step, step)
     if not len(works):
         return t("mask.nothing")
@@ -238,12 +231,39 @@ def _decoding(trace: Trace, state: ViewState) -> str:
     return str(int(np.count_nonzero(_works(trace, state)["num_tokens"] == 1)))
 
 
+WORDS = {
+    "mask.queries": "queries ↓",
+    "mask.keys": "keys →",
+    "mask.cached": "⋯ {n:,} cached",
+    "mask.cached.short": "⋯{n:,}",
+    "mask.counts": "{cached:,} cached + {new:,} new",
+    "mask.counts.short": "{cached:,}+{new:,}",
+    "mask.row": "{who} token {n:,}",
+    "mask.row.short": "{who} {n:,}",
+    "mask.rows": "{who} tokens {first:,}–{last:,}",
+    "mask.rows.short": "{who} {first:,}–{last:,}",
+    "mask.sees": "sees {n:,}",
+    "mask.fold": ("⋯ {n:,} row", "⋯ {n:,} rows"),
+    "mask.sentence": ("{who}'s {nth} token sees only itself: {text}", "{who}'s {nth} token sees these {n:,}: {text}"),
+    "mask.more_requests": ("+{n:,} request", "+{n:,} requests"),
+    "mask.legend.allowed": "sees (request's colour)",
+    "mask.legend.causal": "later token: not seen",
+    "mask.legend.other": "other request: not seen",
+    "mask.legend.folded": "folded, seen in part",
+    "mask.nothing": "Nobody computed anything in this step.",
+    "mask.summary": "Step {step:,} computes {rows} of {requests} in one pass: {who}.",
+    "mask.summary.part": "{who} {new:,} new after {cached:,} cached",
+    "mask.summary.rows": ("{n:,} query row", "{n:,} query rows"),
+}
+
+
 VIEW = View(
     name="mask",
     title="Super-sequence mask",
     question="Which keys may each query of this step see?",
     figure=figure,
     summary=summary,
+    words=WORDS,
     asks=(
         Ask("How many requests are in this step?", lambda trace, state: str(len(_works(trace, state)))),
         Ask("Which request has the most query tokens in this step?", _most),

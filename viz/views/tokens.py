@@ -15,7 +15,7 @@ import numpy as np
 
 from engine.trace import FINISH_REASONS, Trace
 from viz.lanes import queue
-from viz.layout import MAX_LABELS, Sheet, badges, merged, message, text_em, too_small, visible
+from viz.layout import MAX_LABELS, Sheet, message, text_em, too_small, visible
 from viz.select import Token, identity, live_at, newest_tokens, prompt_len, selected, tail
 from viz.theme import NUM_REQUEST_COLORS, request_color
 from viz.view import Ask, Badge, Frame, Mark, Paint, Raster, Series, View, ViewState
@@ -26,14 +26,9 @@ MAX_CARDS = 8
 
 
 def figure(trace: Trace, state: ViewState) -> Frame:
-    step, t = trace.clamp(state.step), words(state.language)
-    own = (Badge("measured", t("tokens.badge")),)
-    if step is None:
-        return message(VIEW.name, t("tokens.title"), t("empty"), trace, state, own)
-    if not _candidates(trace, state, step):
-        return message(VIEW.name, t("tokens.title"), t("tokens.none"), trace, state, own)
-    if too_small(state):
-        return message(VIEW.name, t("tokens.title"), summary(trace, state), trace, state, own)
+    step, t = trace.clamp(state.step), words(state.language, WORDS)
+    if too_small(state) or not _candidates(trace, state, step):
+        return message(summary(trace, state), state, Badge("measured", t("tokens.badge")))
     return _Picture(trace, state, step).frame()
 
 
@@ -84,7 +79,7 @@ class _Picture:
 
     def __init__(self, trace: Trace, state: ViewState, step: int) -> None:
         self.trace, self.state, self.step = trace, state, step
-        self.t, self.sheet = words(state.language), Sheet(state)
+        self.t, self.sheet = words(state.language, WORDS), Sheet(state)
         self.who = identity(trace, step, state.selection)
         self.finishes = {int(f["seq_id"]): f for f in trace.rows("finishes", trace.first_step or 0, step)[-64:]}
         self.works = {int(w["seq_id"]): w for w in trace.rows("works", step, step)}
@@ -116,9 +111,8 @@ class _Picture:
             sheet.put(t("tokens.more", n=self.hidden), 12, sheet.height - 8 - sheet.line * 1.5 - 4, "muted")
         legend = (Paint("muted", t("tokens.legend.prompt")), Paint("ink", t("tokens.legend.text")), Paint("accent", t("tokens.legend.new")))
         return Frame(
-            VIEW.name, t("tokens.title"), badges(self.trace, self.state, Badge("measured", t("tokens.badge"))), merged(sheet.axes()),
-            rasters=tuple(self.swatches), series=tuple(self._underlines()), labels=tuple(sheet.labels), marks=tuple(self.marks),
-            legend=legend,
+            badges=(Badge("measured", t("tokens.badge")),), axes=sheet.axes(), rasters=tuple(self.swatches),
+            series=tuple(self._underlines()), labels=tuple(sheet.labels), marks=tuple(self.marks), legend=legend,
         )  # fmt: skip
 
     def _trim(self, texts: dict[int, list[list[Piece]]]) -> None:
@@ -248,14 +242,14 @@ def _parts(pieces: list[Piece]) -> list[tuple[str, float, bool]]:
 
 @lru_cache(maxsize=8192)  # the same tokens are drawn step after step
 def _options(texts: tuple[str, ...], top: tuple[tuple[int, float], ...], language: str) -> str:
-    t = words(language)
+    t = words(language, WORDS)
     chances = [_percent(math.exp(min(logprob, 0.0))) for _, logprob in top]
     return "  ".join(t("tokens.option", text=visible(text).strip(), percent=p) for text, p in zip(texts, chances))
 
 
 @lru_cache(maxsize=8192)
 def _says(who: str, n: int, text: str, p: float, language: str) -> str:
-    return words(language)("tokens.mark", who=who, n=n, text=visible(text), percent=_percent(p))
+    return words(language, WORDS)("tokens.mark", who=who, n=n, text=visible(text), percent=_percent(p))
 
 
 def _percent(p: float) -> str:
@@ -269,9 +263,7 @@ def _count(trace: Trace, seq_id: int, step: int) -> int:
 
 
 def summary(trace: Trace, state: ViewState) -> str:
-    step, t = trace.clamp(state.step), words(state.language)
-    if step is None:
-        return t("empty")
+    step, t = trace.clamp(state.step), words(state.language, WORDS)
     parts = []
     for seq_id in sorted(live_at(trace, step))[:8]:
         rows = newest_tokens(trace, seq_id, step, 1)
@@ -317,12 +309,38 @@ def _new_tokens(trace: Trace, state: ViewState) -> str:
     return str(len(trace.rows("tokens", step, step)))
 
 
+WORDS = {
+    "tokens.prompt": "reading its prompt: {done:,} of {n:,}",
+    "tokens.running": "{n:,} of {total:,} tokens",
+    "tokens.waiting": "waits, {n:,} of {total:,} tokens",
+    "tokens.finished": "{n:,} of {total:,} tokens, {why}",
+    "tokens.why.stop": "wrote its end",
+    "tokens.why.length": "at its limit",
+    "tokens.why.room": "out of room",
+    "tokens.why.abort": "was stopped",
+    "tokens.why.error": "ended with an error",
+    "tokens.more": ("+{n:,} more request", "+{n:,} more requests"),
+    "tokens.top": "{who}'s token {n:,}: {options}",
+    "tokens.option": "“{text}” {percent}",
+    "tokens.mark": "{who}'s token {n:,}: “{text}” {percent}",
+    "tokens.legend.prompt": "prompt",
+    "tokens.legend.text": "generated; thicker underline = more probable",
+    "tokens.legend.new": "new in this step",
+    "tokens.none": "no token yet",
+    "tokens.badge": "probabilities of the raw logits, temperature 1",
+    "tokens.summary": "{parts}.",
+    "tokens.summary.part": "{who} has {n:,} of {total:,} tokens, the newest is “{text}”",
+    "tokens.summary.none": "{who} has no token yet",
+}
+
+
 VIEW = View(
     name="tokens",
     title="Tokens",
     question="What has each request written so far, and how sure was the model of each token?",
     figure=figure,
     summary=summary,
+    words=WORDS,
     asks=(
         Ask("How many tokens has the first request shown generated?", _how_many),
         Ask("How many tokens may the first request shown generate at most?", _limit),

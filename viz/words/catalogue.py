@@ -2,7 +2,11 @@
 
 WORDS maps a key to a template, or to (one, many): then the field `n` chooses. The file may also define
 ordinal(n). Templates use str.format; the values that go in are never parsed, so a hostile name stays literal.
-A key that a language lacks is said in English. Knows nothing of traces; caption.py makes sentences of them.
+
+A view brings its English along: a dict of its own file, keys beginning with "<view>.", handed to words(). A
+translation (de.py) says all of it in its one file, those keys and "<view>.title" among the others. What a language
+lacks is said in English; a key that nobody has is an error. Knows nothing of traces; caption.py makes
+sentences of them. Rejected: merging every view's words into one table (then a sentence loads all views).
 """
 
 from __future__ import annotations
@@ -19,21 +23,22 @@ FALLBACK = "en"
 class Words:
     """words("blocks", n=3) → "3 blocks"."""
 
-    def __init__(
-        self, language: str, table: Mapping[str, Template], fallback: Mapping[str, Template], ordinal: Callable[[int], str]
-    ) -> None:
+    def __init__(self, language: str, tables: Iterable[Mapping[str, Template]], ordinal: Callable[[int], str]) -> None:
         self.language = language
         self.ordinal = ordinal
-        self._table, self._fallback = table, fallback
+        self._tables = tuple(tables)  # the first that has a key says it
 
     def __call__(self, key: str, **fields: object) -> str:
-        template = self._table.get(key, self._fallback.get(key, key))
+        """Raises LookupError for a key that neither the catalogues nor the view's own words have."""
+        template = next((table[key] for table in self._tables if key in table), None)
+        if template is None:
+            raise LookupError(f"no words for {key!r} in viz/words/{FALLBACK}.py or in the words handed to words()")
         if not isinstance(template, str):
             template = template[0] if fields.get("n") == 1 else template[1]
         return template.format(**fields)
 
     def has(self, key: str) -> bool:
-        return key in self._table or key in self._fallback
+        return any(key in table for table in self._tables)
 
     def names(self, names: Iterable[str], most: int = 3) -> str:
         """ "A", "A and B", "A, B and C", "A, B and 5 others"."""
@@ -45,15 +50,21 @@ class Words:
         return self("list.last", head=self("list.comma").join(names[:-1]), tail=names[-1])
 
 
+def words(language: str, own: Mapping[str, Template] | None = None) -> Words:
+    """The catalogue of a language, an unknown one is English; `own` is the English that a view brings along."""
+    name, table, english, ordinal = _catalogue(language)
+    return Words(name, (table, own or {}, english), ordinal)
+
+
 @cache
-def words(language: str) -> Words:
-    """The catalogue of a language; an unknown one is English."""
+def _catalogue(language: str) -> tuple[str, Mapping[str, Template], Mapping[str, Template], Callable[[int], str]]:
+    """(language, its words, the shared English, its ordinal)."""
     english = importlib.import_module(f"viz.words.{FALLBACK}")
     name = language.split("-")[0].lower()
     module = english
     if name.isascii() and name.isalpha() and len(name) == 2 and importlib.util.find_spec(f"viz.words.{name}"):
         module = importlib.import_module(f"viz.words.{name}")
-    return Words(name if module is not english else FALLBACK, module.WORDS, english.WORDS, getattr(module, "ordinal", str))
+    return name if module is not english else FALLBACK, module.WORDS, english.WORDS, getattr(module, "ordinal", str)
 
 
 def cut(text: str, most: int) -> str:

@@ -50,7 +50,7 @@ class Header {
 class PromptBar {
   constructor(stage) {
     this.stage = stage;
-    this.input = h("input", { class: "glass-input", type: "text", maxlength: "32000", autocomplete: "off", spellcheck: false, placeholder: WORDS.prompt, "aria-label": WORDS.prompt });
+    this.input = h("input", { class: "glass-input", type: "text", autocomplete: "off", spellcheck: false, placeholder: WORDS.prompt, "aria-label": WORDS.prompt });
     this.send = h("button", { type: "submit", class: "glass-button glass-primary", text: WORDS.send });
     this.form = h("form", { class: "glass-form", onsubmit: (e) => { e.preventDefault(); this.submit(); } }, this.input, this.send);
     this.chips = h("div", { class: "glass-chips", role: "group", "aria-label": WORDS.requests });

@@ -7,23 +7,32 @@ class Drawer {
     this.clear = h("button", { type: "button", class: "glass-button glass-text", text: WORDS.clear, hidden: true, onclick: () => stage.select(null) });
     this.requests = h("ul", { class: "glass-requests" });
     this.knobs = h("div", { class: "glass-knobs" });
-    this.tokens = h("input", { type: "number", min: "1", max: "4096", step: "1", value: "64", class: "glass-number", onchange: () => this.sample() });
-    this.heat = h("input", { type: "number", min: "0", max: "2", step: "0.1", value: "0", class: "glass-number", onchange: () => this.sample() });
+    const field = (type, extra) => h("input", { type, class: "glass-number", autocomplete: "off", onchange: () => this.sample(), ...extra });
+    const number = (min, max, step, value = "") => field("number", { min, max, step, value });
+    this.fields = {
+      max_tokens: number("1", "4096", "1", "64"), temperature: number("0", "2", "0.1", "0"),
+      top_k: number("1", null, "1"), top_p: number("0", "1", "0.05"), seed: number("0", null, "1"), n: number("1", "64", "1", "1"),
+      stop: field("text", { maxlength: "100", spellcheck: false }), chat: field("checkbox", { class: null, checked: true }),
+    };
+    const labels = Object.entries(this.fields).map(([name, input]) => h("label", {}, h("span", { text: WORDS.sampling[name] }), input));
     const part = (title, ...inside) => h("section", {}, h("h2", { text: title }), ...inside);
     this.knobPart = part(WORDS.knobs, this.knobs);
     this.root = h("aside", { class: "glass-drawer", hidden: true, "aria-label": WORDS.inspector, tabIndex: 0 },
       part(WORDS.selected, this.what, this.detail, this.clear),
       part(WORDS.requests, this.requests),
-      part(WORDS.newPrompt, h("label", {}, h("span", { text: WORDS.maxTokens }), this.tokens), h("label", {}, h("span", { text: WORDS.temperature }), this.heat)),
+      part(WORDS.newPrompt, ...labels.slice(0, 2), h("details", {}, h("summary", { text: WORDS.moreSampling }), ...labels.slice(2))),
       this.knobPart);
     this.rows = new Map();
   }
 
+  // What is typed goes along with the next prompt; the engine checks it and says what is wrong. An empty field says nothing.
   sample() {
-    const tokens = Math.round(Number(this.tokens.value));
-    const heat = Number(this.heat.value);
-    if (tokens >= 1) this.stage.sampling.max_tokens = tokens;
-    if (heat >= 0) this.stage.sampling.temperature = heat;
+    const sampling = {};
+    for (const [name, input] of Object.entries(this.fields)) {
+      if (input.type === "checkbox") sampling[name] = input.checked;
+      else if (input.value !== "") sampling[name] = input.type === "number" ? Number(input.value) : input.value;
+    }
+    this.stage.sampling = sampling;
   }
 
   select(text, detail) {

@@ -1,5 +1,6 @@
 // The stage: mounts the bars and panels, keeps the viewer's state, applies messages and asks for redraws.
 const STATS_KEPT = 600;
+const MOST_SAID = 60000; // the hub takes a few more
 const URL_KEYS = ["views", "step", "selection", "layer", "head", "theme"];
 
 class Stage {
@@ -135,6 +136,7 @@ class Stage {
   command(name, args = {}) {
     return new Promise((done) => {
       if (!this.online) return done({ ok: false, code: "offline", sentence: WORDS.offline });
+      if (JSON.stringify(args).length > MOST_SAID) return done({ ok: false, code: "too_long", sentence: WORDS.tooLong });
       const id = ++this.commands;
       this.waiting.set(id, done);
       setTimeout(() => { if (this.waiting.delete(id)) done({ ok: false, code: "timeout", sentence: WORDS.offline }); }, 30000);

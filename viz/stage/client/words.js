@@ -1,7 +1,7 @@
 // Every word of the stage itself, in one table; another language is another table (viz/words has the captions).
 const WORDS = {
   prompt: "Type a sentence: it becomes the next request",
-  send: "Send",
+  send: "Send", tooLong: "This text is too long: at most 60,000 characters can be sent at once. Shorten it.",
   play: "Play", pause: "Pause", step: "One step", back: "One step back", live: "Live edge",
   pace: "Pace", free: "free run", perSecond: (n) => `${n} step${n === 1 ? "" : "s"}/s`,
   stepOf: (step, last) => `Step ${step} of ${last}`, noStep: "No step yet",
@@ -10,7 +10,11 @@ const WORDS = {
   save: "Save recording", open: "Open recording",
   selected: "Selected", nothing: "Click something in the picture, or move with the arrow keys and press Enter.",
   requests: "Requests", noRequests: "No request is running.", abort: "Stop", abortOf: (name) => `Stop request ${name}`,
-  knobs: "Knobs", newPrompt: "Next prompt", maxTokens: "Most new tokens", temperature: "Temperature (0 is greedy)",
+  knobs: "Knobs", newPrompt: "Next prompt", moreSampling: "More",
+  sampling: {
+    max_tokens: "Most new tokens", temperature: "Temperature (0 is greedy)", top_k: "Top-k (empty: all)", top_p: "Top-p (empty: 1)",
+    seed: "Seed (empty: drawn)", n: "Samples", stop: "Stop before this text", chat: "Use the chat template",
+  },
   restart: "Restart the engine", backToLive: "Back to live", on: "on", off: "off",
   queuedAs: (name) => `Queued as ${name}. Press Play or Step to go on.`,
   clear: "Clear", close: "Close", dismiss: "Dismiss", maximise: "Maximise", restore: "Restore", reset: "Reset zoom",
