@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 from collections.abc import Callable
@@ -94,11 +95,11 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str:
-    """The checkout's commit, or "unknown" outside one."""
+    """The checkout's commit; outside one what GLASS_COMMIT says, else "unknown"."""
     root = Path(__file__).resolve().parent.parent
     try:
         return subprocess.run(
             ["git", "rev-parse", "--short", "HEAD"], cwd=root, capture_output=True, text=True, timeout=5, check=True
         ).stdout.strip()
     except (OSError, subprocess.SubprocessError):
-        return "unknown"
+        return os.environ.get("GLASS_COMMIT", "unknown")

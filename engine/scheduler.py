@@ -404,7 +404,8 @@ class Scheduler:
         want = self._rule.pages_wanted(pool, seq, self._max_known) - len(hit)
         free = self._rule.pages_available(pool, hit)
         if want > free:
-            draft.wait(seq, WaitReason.NO_FREE_PAGES, want, free)
+            own = pool.num_free - pool.num_free_besides(hit)  # free pages that it would hit: counted on both sides
+            draft.wait(seq, WaitReason.NO_FREE_PAGES, want + own, free + own)
             return False
         num_cached = len(hit) * pool.page_size
         todo = self._fit_budget(seq, seq.num_known - num_cached, draft)

@@ -264,8 +264,9 @@ def check_reason(scheduler: Scheduler, plan: StepPlan, wait, was_running: set[in
                 free = pool.largest_free_run()
                 longest = min(seq.num_prompt_tokens + seq.request.sampling.max_tokens, pool.capacity, scheduler.config.max_model_len)
             else:
-                free = pool.num_free - sum(pool.ref_count(p) == 0 and p not in pool._pending for p in hit)
-            assert (wait.needed, wait.available) == (-(-longest // pool.page_size) - len(hit), free)
+                free = pool.num_free
+            held = sum(pool.ref_count(p) > 0 or p in pool._pending for p in hit)  # found, and not free: others hold them
+            assert (wait.needed, wait.available) == (-(-longest // pool.page_size) - held, free)
             assert wait.needed > wait.available
         case WaitReason.MAX_SEQS:
             assert len(scheduler.running) >= limits.max_num_seqs and wait.available == 0

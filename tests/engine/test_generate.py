@@ -134,7 +134,7 @@ def test_a_bad_file_of_prompts_is_one_sentence(tiny_llama, tmp_path, capsys, con
 
 def test_an_unknown_model_is_one_sentence_with_advice(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    for model in (str(tmp_path / "nothing"), "a b/c d", "nobody/nothing", "x" * 10_000, "/\udcff", str(Path(__file__))):
+    for model in (str(tmp_path / "nothing"), "a b/c d", "nobody/nothing", "x" * 10_000, str(Path(__file__))):
         said = refusal(capsys, "--model", model, "--prompt", "a")
         assert "was not found" in said and "leave --model out" in said
 

@@ -5,7 +5,18 @@ from __future__ import annotations
 import numpy as np
 
 from engine.plan import (
-    Clocks, Committed, Finished, Preempted, Sampled, StepError, StepPlan, StepResult, TextPiece, Waiting, WaitReason, Work,
+    Clocks,
+    Committed,
+    Finished,
+    Preempted,
+    Sampled,
+    StepError,
+    StepPlan,
+    StepResult,
+    TextPiece,
+    Waiting,
+    WaitReason,
+    Work,
 )  # fmt: skip
 from engine.recorder import Record, Recorder, pack
 from engine.request import FinishReason
