@@ -17,6 +17,7 @@ import numpy as np
 
 from engine.batch import HostBatch, build_host
 from engine.config import EngineConfig, knob_values
+from engine.errors import reason_of
 from engine.pages import Arena, PagePool
 from engine.plan import Clocks, Committed, StepError, StepPlan, StepResult
 from engine.probe import NO_PROBE
@@ -239,7 +240,7 @@ class EngineCore:
     def _fail(self, room: Room, broken: list[StepPlan], error: Exception) -> Record:
         """Steps that raised, or were planned on one that did, are void; their requests end with a sentence."""
         for plan in broken:
-            sentence = f"Step {plan.step_id} failed: {type(error).__name__}: {error}"[:500]
+            sentence = f"Step {plan.step_id} failed: {reason_of(error)}. Its requests ended; the next prompt can be sent."
             failure = StepError("step_failed", sentence, tuple(w.seq_id for w in plan.works))
             clocks = Clocks(self._busy_us, 0, 0, 0, 0, 0)
             record = self._record(room, plan, StepResult(plan.step_id, ()), room.scheduler.fail(plan), clocks, (), failure)

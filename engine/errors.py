@@ -27,5 +27,10 @@ class EngineError(Exception):
         return (_rebuild, (self.code, self.sentence, self.fields))
 
 
+def reason_of(error: BaseException) -> str:
+    """What an unforeseen fault says of itself, to stand inside a sentence: its first line, without its class."""
+    return str(error).strip().partition("\n")[0][:300].rstrip(" .:") or "a fault in the program"
+
+
 def _rebuild(code: str, sentence: str, fields: dict) -> EngineError:
     return EngineError(code, sentence, **fields)

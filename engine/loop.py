@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from engine.config import EngineConfig, knob_values, with_knob
 from engine.core import EngineCore
-from engine.errors import EngineError
+from engine.errors import EngineError, reason_of
 from engine.jobs import Job, start_job
 from engine.request import SamplingParams
 from engine.trace import TraceDelta
@@ -130,7 +130,7 @@ class Loop:
                     self._report()
             self._report()
         except Exception as error:
-            self._send(Died(f"The engine stopped: {type(error).__name__}: {error}"[:500], traceback.format_exc()))
+            self._send(Died(f"The engine stopped: {reason_of(error)}.", traceback.format_exc()))
 
     # ---- one turn ----
 

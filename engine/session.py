@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from engine.config import EngineConfig
-from engine.errors import EngineError
+from engine.errors import EngineError, reason_of
 from engine.loop import Answer, Command, Died, Loop, Progress, Prompt, Ready, Report
 from engine.request import FinishReason, SamplingParams
 from engine.store import TraceStore
@@ -83,8 +83,7 @@ def _serve(config: EngineConfig, start: Start, receive: Callable[[float], object
         send(Died("The engine could not start: there is not enough memory for this model. Close other programs or use a smaller one."))
         return
     except Exception as error:
-        reason = str(error).strip().partition("\n")[0][:300].rstrip(".") or "of a fault in the program"
-        send(Died(f"The engine could not start: {reason}.", traceback.format_exc()))
+        send(Died(f"The engine could not start: {reason_of(error)}.", traceback.format_exc()))
         return
     Loop(core, receive, send).run()
 
@@ -204,9 +203,9 @@ class Session:
         vocab = (self.meta.get("model") or {}).get("vocab_size", 0)
         if vocab and prompt.token_ids and not 0 <= min(prompt.token_ids) <= max(prompt.token_ids) < vocab:
             raise EngineError("bad_token", f"Token ids must be from 0 to {vocab - 1:,}.", vocab_size=vocab)
-        handle = Handle(*self.ask("add", room=room, prompt=prompt))
-        self._sentence = ""  # what went wrong before is old news
-        return handle
+        if self._state == "ready":
+            self._sentence = ""  # what went wrong before is old news; not after the answer, the first step may have failed by then
+        return Handle(*self.ask("add", room=room, prompt=prompt))
 
     def run_workload(self, workload: Workload, *, room: str = "main") -> None:
         """End what runs in the room, set the workload's knobs, start its script."""

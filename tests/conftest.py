@@ -7,6 +7,7 @@ import os
 import pytest
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # two threads that wait for each other on busy cores are ten times slower
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
 
 _skipped: list[str] = []

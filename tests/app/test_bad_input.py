@@ -13,9 +13,17 @@ import pytest
 
 import app as program
 from benchmarks.browser import ROOT, app, chromium, page, say, wait_live
+from engine.audience import LiveSource
+from engine.config import CacheConfig, EngineConfig, ModelSource
 from engine.generate import main as generate
+from engine.recording import decode
+from engine.session import Session
 from tests.app.test_page import last_step, prompt, status, until
 from tests.engine.test_generate import check_sentence, damaged
+from tests.viz.test_stage_support import serve
+from viz.registry import load_views
+from viz.stage.hub import Hub
+from viz.stage.switch import SwitchingSource
 
 needs_chromium = pytest.mark.skipif(chromium() is None, reason="needs Chromium")
 
@@ -53,14 +61,28 @@ def another(opened, address: str):
     tab.close()
 
 
+@contextmanager
+def loading(model: str):
+    """The address of a stage whose engine begins to load this model."""
+    session = Session(EngineConfig(ModelSource(model, "cpu"), CacheConfig(num_pages=40)), own_process=False).start()
+    with serve(Hub(SwitchingSource(LiveSource(session), decode), load_views())) as address:
+        yield address
+    session.close()
+
+
 def refused(reply: dict) -> str:
     assert reply["ok"] is False, reply
     check_sentence(reply["sentence"])
     return reply["sentence"]
 
 
-def notice(opened) -> str:
-    return opened.locator(".glass-notice:visible span").first.text_content(timeout=20_000)
+def notice(opened, words: str) -> str:
+    """The sentence that the page shows, once it has these words."""
+    shown = "(words) => document.querySelector('.glass-notice:not([hidden]) span')?.textContent.includes(words)"
+    opened.wait_for_function(shown, arg=words, timeout=30_000)
+    said = opened.locator(".glass-notice span").first.text_content()
+    check_sentence(said)
+    return said
 
 
 # ---- commands ----
@@ -69,7 +91,8 @@ def notice(opened) -> str:
 @needs_chromium
 def test_every_bad_prompt_gets_a_sentence_and_nothing_running_is_lost(opened):
     cases = [
-        ({"text": ""}, "empty"), ({"text": " \n"}, "empty"), ({"text": 7}, "text"), ({"text": None}, "text"), ({"text": "\ud800"}, "Unicode"),
+        ({"text": ""}, "empty"), ({"text": " \n"}, "empty"), ({"text": 7}, "text"), ({"text": None}, "text"),
+        ({"text": "\ud800"}, "Unicode"),
         ({"text": "x" * 5000}, "5,000 tokens"), ({"text": "x" * 700}, "whole cache"), ({"text": "x" * 10_000_000}, "60,000 characters"),
         ({"max_tokens": 0}, "max_tokens"), ({"max_tokens": -3}, "max_tokens"), ({"max_tokens": 1.5}, "whole number"),
         ({"max_tokens": 10**17}, "max_tokens"), ({"max_tokens": True}, "max_tokens"), ({"temperature": -1}, "temperature"),
@@ -85,8 +108,10 @@ def test_every_bad_prompt_gets_a_sentence_and_nothing_running_is_lost(opened):
 @needs_chromium
 def test_other_bad_commands_get_a_sentence_too(opened):
     cases = [
-        ("explode", {}), ("prompt__", {}), ("knob", {"name": "page_size", "value": [1]}), ("knob", {"name": "mode", "value": {"a": 1}}),
-        ("knob", {"name": "speed", "value": 1}), ("knob", {"name": "num_pages", "value": 2**40}), ("knob", {"name": "max_num_seqs", "value": 0}),
+        ("explode", {}), ("prompt__", {}), ("knob", {"name": "page_size", "value": [1]}),
+        ("knob", {"name": "mode", "value": {"a": 1}}),
+        ("knob", {"name": "speed", "value": 1}), ("knob", {"name": "num_pages", "value": 2**40}),
+        ("knob", {"name": "max_num_seqs", "value": 0}),
         ("abort", {"request_id": "x"}), ("pace", {"value": 0}), ("pace", {"value": "x"}), ("preset", {"name": [1]}),
     ]  # fmt: skip
     with undisturbed(opened):
@@ -110,7 +135,7 @@ def test_what_the_drawer_says_goes_with_the_prompt_and_what_is_wrong_is_shown(op
         opened.get_by_label("Most new tokens").fill("0")
         box.fill("from the drawer")
         box.press("Enter")
-        assert "max_tokens" in notice(opened)
+        notice(opened, "max_tokens")
         until(lambda: box.input_value() == "from the drawer")  # what was typed is not lost
         opened.get_by_label("Most new tokens").fill("3")
         box.press("Enter")
@@ -124,7 +149,7 @@ def test_a_pasted_text_that_is_too_long_is_refused_and_kept(opened):
     box = opened.locator(".glass-input")
     box.evaluate("(e) => { e.value = 'x'.repeat(10_000_000); }")
     box.press("Enter")
-    opened.wait_for_function("document.querySelector('.glass-notice').textContent.includes('60,000 characters')", timeout=10_000)
+    notice(opened, "60,000 characters")
     assert box.evaluate("(e) => e.value.length") == 10_000_000
     box.evaluate("(e) => { e.value = ''; }")
 
@@ -133,8 +158,7 @@ def test_a_pasted_text_that_is_too_long_is_refused_and_kept(opened):
 def test_an_unknown_room_is_refused_and_the_engine_stays(opened):
     before = opened.url
     opened.goto(opened.address + "?room=other")
-    opened.wait_for_function("window.glass && document.querySelector('.glass-notice') && document.querySelector('.glass-notice').textContent.includes('room')")
-    check_sentence(notice(opened))
+    notice(opened, "room")
     opened.goto(before)
     opened.wait_for_function("window.glass && window.glass.stats.frames > 0")
     wait_live(opened)
@@ -156,7 +180,8 @@ def bad_recordings(whole: bytes, model: Path) -> dict[str, tuple[bytes, str]]:
     newer = whole.replace(b'\\"version\\":1', b'\\"version\\":9')
     assert newer != whole
     return {
-        "empty": (b"", "cut off"), "text": (b"hello there, this is no recording", "bytes"), "half": (whole[: len(whole) // 2], "cannot be read"),
+        "empty": (b"", "cut off"), "text": (b"hello there, this is no recording", "bytes"),
+        "half": (whole[: len(whole) // 2], "cannot be read"),
         "tail": (whole[:-1], "cannot be read"), "more": (whole + b"\0", "cannot be read"), "newer": (newer, "Update"),
         "model": ((model / "model.safetensors").read_bytes(), "manifest"),
     }  # fmt: skip
@@ -170,9 +195,7 @@ def test_a_bad_recording_is_refused_on_the_page_and_nothing_running_is_lost(open
             file.write_bytes(content)
             opened.evaluate("glass.stage.dismiss()")
             opened.locator(".glass-header input[type=file]").set_input_files(str(file))
-            said = notice(opened)
-            check_sentence(said)
-            assert words in said, name
+            notice(opened, words)
             assert status(opened)["live"] is True
         good = tmp_path / "good.glass"
         good.write_bytes(recorded)
@@ -236,13 +259,11 @@ def test_a_model_that_cannot_be_loaded_is_said_before_a_page_is_served(capsys, t
 @needs_chromium
 def test_a_model_that_fails_while_it_loads_is_said_on_the_page_and_can_be_tried_again(opened, tiny_llama, tmp_path):
     folder = Path(damaged(tiny_llama, tmp_path / "model", tokenizer__json=b'{"a": 1}'))
-    with app(["--model", str(folder)]) as address, another(opened, address) as tab:
-        said = notice(tab)
-        check_sentence(said)
-        assert "tokenizer.json" in said and "--model" in said
+    with loading(str(folder)) as address, another(opened, address) as tab:
+        assert "--model" in notice(tab, "tokenizer.json")
         refused(say(tab, "prompt", text="a"))
         tab.reload()
-        assert notice(tab) == said
+        notice(tab, "tokenizer.json")
         shutil.copy(tiny_llama / "tokenizer.json", folder)
         tab.get_by_role("button", name="Restart the engine").click()
         wait_live(tab, 30)
@@ -250,8 +271,7 @@ def test_a_model_that_fails_while_it_loads_is_said_on_the_page_and_can_be_tried_
 
 
 @needs_chromium
-def test_an_unknown_model_of_the_hub_is_said_on_the_page(opened):
-    with app(["--model", "nobody/nothing"], env={"HF_HUB_OFFLINE": "1"}) as address, another(opened, address) as tab:
-        said = notice(tab)
-        check_sentence(said)
-        assert "nobody/nothing" in said and "--model" in said
+def test_an_unknown_model_of_the_hub_is_said_on_the_page(opened, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with loading("nobody/nothing") as address, another(opened, address) as tab:
+        assert "--model" in notice(tab, "nobody/nothing")

@@ -62,7 +62,7 @@ def test_a_failed_launch_ends_its_own_requests_with_a_sentence_and_nobody_elses(
     trace = trace_of(core)
     (error,) = trace.errors
     assert (error.step_id, error.code, error.seq_ids) == (2, "step_failed", (1, 2))
-    assert error.sentence == "Step 2 failed: RuntimeError: the fake device was told to fail"
+    assert error.sentence == "Step 2 failed: the fake device was told to fail. Its requests ended; the next prompt can be sent."
     assert trace.step(2).error == error and trace.steps["failed"].tolist().count(1) == 1
 
 

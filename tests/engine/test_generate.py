@@ -122,7 +122,8 @@ def test_bad_input_is_one_sentence(tiny_llama, capsys, args, words):
 
 @pytest.mark.parametrize(
     "content, words",
-    [(b'["a\xff"]', "UTF-8"), (b"[" * 100_000, "not JSON"), (b'"a"', "list of strings"), (b"[1]", "list of strings"), (b'["\\ud800"]', "Unicode"),
+    [(b'["a\xff"]', "UTF-8"), (b"[" * 100_000, "not JSON"), (b'"a"', "list of strings"), (b"[1]", "list of strings"),
+     (b'["\\ud800"]', "Unicode"),
      (json.dumps(["x y " * 6000]).encode(), "24,000 tokens"), (json.dumps(["a", "x" * 10_000_000]).encode(), "10,000,000 characters")],
     ids=["bytes", "nested", "text", "numbers", "surrogate", "long", "10 MB"],
 )  # fmt: skip
@@ -211,7 +212,8 @@ def test_the_program_itself_refuses_bytes_that_are_no_text_without_a_traceback(t
 
 
 def test_a_terminal_without_unicode_gets_valid_json(tiny_llama):
-    done = run("--model", str(tiny_llama), "--prompt", "naïve", "--max-tokens", "9", "--json", env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = run("--model", str(tiny_llama), "--prompt", "naïve", "--max-tokens", "9", "--json", env=ascii_only)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.decode("ascii"))["requests"][0]["prompt"] == "naïve"
 
@@ -231,7 +233,7 @@ def test_a_saved_run_shows_every_view(tiny_llama, tmp_path, capsys):
         assert opened.evaluate("glass.stage.status.live") is False
         for name in load_views():
             opened.evaluate("(name) => { glass.stage.max = 0; glass.stage.setView(glass.stage.panels[0], name); }", name)
-            opened.wait_for_function("(name) => { const m = glass.stage.models.get(name); return m && m.figure; }", arg=name, timeout=10_000)
+            opened.wait_for_function("(name) => glass.stage.models.get(name)?.figure", arg=name, timeout=10_000)
             opened.wait_for_timeout(300)
             bad = opened.locator(".glass-note.glass-bad:visible, .glass-notice:visible")
             assert [bad.nth(i).text_content() for i in range(bad.count())] == []

@@ -228,14 +228,24 @@ def test_s2_nothing_is_offered_of_a_step_that_failed():
 
 
 def test_s2_a_page_that_a_parent_filled_while_running_ahead_is_not_offered_once_a_sample_writes_it():
-    """The parent's next token lands in the page that its samples then share; they overwrite it with their own."""
+    """The parent's next token fills the page that its sample then shares; the parent ends, the sample overwrites it."""
+    prompt, params = prompt_of(11, 9), {"temperature": 0.9, "seed": 3, "n": 2, "max_tokens": 6}
+    alone = [solo(prompt, SamplingParams(**params), sample, 512, frozenset())[0] for sample in range(2)]
+    end = alone[0][1]
+    assert end not in alone[1] and alone[0][0] != alone[1][0]
     core, watch = watched(pages=16, page_size=4, run_ahead=1)
-    params = {"temperature": 0.9, "seed": 3, "n": 2, "max_tokens": 6}
-    prompt = prompt_of(11, 9)
-    add(core, prompt, **params)
+    add(core, prompt, **params, stop_token_ids=(end,))
+    core.step()
+    core.step()
+    knob(core, "max_num_seqs", 4)  # settles the parent's last step before its sample was planned
+    assert watch.ended == {1: FinishReason.STOP}
     run(core)
-    for sample, seq_id in enumerate((1, 2)):
-        assert watch.made[seq_id] == solo(prompt, SamplingParams(**params), sample, 512, frozenset())[0]
+    add(core, (*prompt, alone[0][0], 5), 6)
+    add(core, (*prompt, alone[1][0], 5), 6)
+    run(core)
+    assert watch.made[1] == alone[0][:2] and watch.made[2] == alone[1]
+    watch.check_texts((65, 65))
+    assert [w.num_cached for plan in watch.plans.values() for w in plan.works if w.seq_id in (3, 4) and w.start < 13] == [8, 12]
 
 
 # ---- S4: it ends, or is refused ----
@@ -509,13 +519,18 @@ def test_p1_ignore_eos_covers_every_eos_but_not_stop_ids():
 
 
 def test_the_budget_that_a_preempted_sequence_gives_back_is_not_called_used_up():
-    core, watch = watched(pages=6, page_size=4, policy="priority", max_num_batched_tokens=16)
-    add(core, prompt_of(8, 1), 12, priority=1)
-    core.step()
-    add(core, prompt_of(8, 2), 12, priority=0)
+    """The urgent prompt takes pages from a sequence that had been planned in the same step, and its budget is free again."""
+    core, watch = watched(pages=5, page_size=4, policy="priority", max_num_batched_tokens=4)
+    add(core, 3, 9, priority=1)
+    add(core, 14, 2, priority=0)
+    add(core, 2, 2, priority=2)
+    scheduler = core.rooms["main"].scheduler
+    scheduler.waiting.sort(key=lambda seq: seq.seq_id)  # the first is admitted first, once
     run(core)
-    assert any(plan.preempted for plan in watch.plans.values())
-    watch.check_texts((25, 25))
+    plan = next(plan for plan in watch.plans.values() if plan.preempted)
+    assert [(w.seq_id, w.num_tokens) for w in plan.works] == [(2, 3)] and plan.preempted[0].for_seq_id == 2
+    assert [(w.seq_id, w.reason) for w in plan.waiting] == [(1, WaitReason.PREEMPTION), (3, WaitReason.PREEMPTION)]
+    watch.check_texts((21, 21))
 
 
 def test_priority_runs_the_urgent_first_and_fcfs_the_first():
