@@ -89,7 +89,22 @@ def _serve(config: EngineConfig, start: Start, receive: Callable[[float], object
 
 
 def _serve_process(config: EngineConfig, start: Start, inbox, outbox) -> None:
-    _serve(config, start, lambda timeout: _get(inbox, timeout), outbox.put)
+    """The child process. It ends when its parent is gone, however that happened: it must not keep a GPU."""
+    parent, looked = multiprocessing.parent_process(), time.monotonic()
+    outbox.cancel_join_thread()
+
+    def receive(timeout: float) -> object:
+        nonlocal looked
+        try:
+            return _get(inbox, timeout)
+        except queue.Empty:
+            if time.monotonic() - looked > 1.0:
+                looked = time.monotonic()
+                if not parent.is_alive():
+                    return None
+            raise
+
+    _serve(config, start, receive, outbox.put)
 
 
 def _get(inbox, timeout: float):

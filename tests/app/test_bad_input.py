@@ -235,7 +235,7 @@ def test_a_port_that_is_in_use_or_none_is_said(capsys, taken):
 
 
 def test_the_program_itself_ends_with_two_and_without_a_traceback(taken):
-    done = subprocess.run([sys.executable, "app.py", "--port", taken], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "app.py", "--port", taken], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
     assert done.stderr.startswith(f"error: Port {taken} ") and done.stderr.count("\n") == 1
 

@@ -44,8 +44,8 @@ def check(plan, sequences, pool) -> int:
     assert host.copies.tolist() == [list(copy) for copy in plan.copies]
     assert host.num_tokens == plan.num_tokens
     assert host.max_query_len == max((w.num_tokens for w in plan.works), default=0)
-    types = {"token_ids": "i8", "from_row": "?", "rows": "i8", "positions": "i8", "slot_mapping": "i8", "cu_seqlens": "i4", "seq_lens": "i4"}
-    types |= {"block_table": "i4", "logits_rows": "i8", "copies": "i8"}
+    types = {"token_ids": "i8", "from_row": "?", "rows": "i8", "positions": "i8", "slot_mapping": "i8", "cu_seqlens": "i4"}
+    types |= {"seq_lens": "i4", "block_table": "i4", "logits_rows": "i8", "copies": "i8"}
     assert all(getattr(host, name).dtype == np.dtype(kind) for name, kind in types.items())
     return int(host.from_row.sum())
 

@@ -37,8 +37,8 @@ def wanted(logits: torch.Tensor, params: SamplingParams) -> np.ndarray:
 
 SETTINGS = [
     {"temperature": 1.0}, {"temperature": 0.7}, {"temperature": 3.0}, {"temperature": 1.0, "top_k": 1}, {"temperature": 0.7, "top_k": 3},
-    {"temperature": 1.0, "top_k": 100}, {"temperature": 1.0, "top_p": 0.6}, {"temperature": 1.0, "top_p": 1e-9}, {"temperature": 2.0, "top_p": 0.95},
-    {"temperature": 1.3, "top_k": 4, "top_p": 0.7},
+    {"temperature": 1.0, "top_k": 100}, {"temperature": 1.0, "top_p": 0.6}, {"temperature": 1.0, "top_p": 1e-9},
+    {"temperature": 2.0, "top_p": 0.95}, {"temperature": 1.3, "top_k": 4, "top_p": 0.7},
 ]  # fmt: skip
 
 
@@ -97,7 +97,8 @@ def test_a_tiny_temperature_is_greedy_and_a_huge_one_is_even():
 def test_forbidden_tokens_are_never_drawn():
     logits = LOGITS.clone()
     logits[[0, 3, 7]] = -torch.inf
-    for params in (SamplingParams(temperature=1.0), SamplingParams(temperature=1.0, top_k=8), SamplingParams(temperature=1.0, top_p=0.9999)):
+    for cut in ({}, {"top_k": 8}, {"top_p": 0.9999}):
+        params = SamplingParams(temperature=1.0, **cut)
         assert not {int(draw(logits, params, u)) for u in np.linspace(0, 1 - 1e-12, 300)} & {0, 3, 7}
 
 
@@ -123,7 +124,8 @@ def test_the_uniform_is_a_function_of_seed_sample_and_position():
 
 
 def test_uniforms_are_even_along_positions_and_across_seeds():
-    for values in ([uniform(3, 0, p) for p in range(4000)], [uniform(s, 0, 5) for s in range(4000)], [uniform(3, s, 5) for s in range(4000)]):
+    for key in (lambda i: (3, 0, i), lambda i: (i, 0, 5), lambda i: (3, i, 5)):
+        values = [uniform(*key(i)) for i in range(4000)]
         counts = np.histogram(values, 20, (0, 1))[0]
         assert ((counts - 200) ** 2 / 200).sum() < 19 + 4 * np.sqrt(38)
         assert abs(np.corrcoef(values[:-1], values[1:])[0, 1]) < 0.06

@@ -162,7 +162,7 @@ def test_s1_a_preempted_request_returns_to_its_own_pages(run_ahead):
     run(core)
     assert watch.made == {1: greedy(prompts[0], 10), 2: greedy(prompts[1], 10)}
     lost = [p for plan in watch.plans.values() for p in plan.preempted]
-    assert lost and {p.seq_id for p in lost} == {2} and {p.for_seq_id for p in lost} <= {1, 2}  # 2: it lacked a page, and nobody ranks lower
+    assert lost and {p.seq_id for p in lost} == {2} and {p.for_seq_id for p in lost} <= {1, 2}  # 2: it made way for itself
     back = [w for plan in watch.plans.values() for w in plan.works if w.resumed]
     assert back and all(w.seq_id == 2 and w.start == w.num_cached for w in back)
     assert all(w.num_recomputed == min(w.start + w.num_tokens, lost[0].num_tokens) - w.start for w in back)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -187,3 +189,28 @@ def test_token_ids_beyond_the_vocabulary_are_refused(session):
         with pytest.raises(EngineError) as refused:
             session.add_ids("", ids, LONG)
         assert refused.value.code == "bad_token"
+
+
+def test_the_cores_process_ends_when_its_parent_is_killed(tiny_llama):
+    program = f"""
+import time
+from tests.engine.test_session import make_session
+if __name__ == "__main__":
+    session = make_session({str(tiny_llama)!r}, own_process=True)
+    print(session._process.pid, flush=True)
+    time.sleep(60)
+"""
+    parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    child = int(parent.stdout.readline())
+    os.kill(child, 0)  # it is there
+    parent.kill()
+    parent.wait()
+
+    def gone() -> bool:
+        try:
+            os.kill(child, 0)
+        except ProcessLookupError:
+            return True
+        return False
+
+    until(gone, 15)

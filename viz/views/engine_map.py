@@ -9,13 +9,13 @@ The sampler runs inside run, and on a GPU settle waits for both: so the clocks k
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from engine.plan import WaitReason
 from engine.trace import FINISH_REASONS, WAIT_REASONS, Op, Trace
-from viz.layout import Sheet, message, too_small, visible
+from viz.layout import ADVANCE, MAX_LABELS, Sheet, message, text_em, too_small, visible, wrap
 from viz.select import identity, last_works, live_at, prompt_len, request_of
 from viz.theme import count, duration
 from viz.view import Ask, Badge, Frame, Mark, Paint, Series, View, ViewState
@@ -28,7 +28,7 @@ CLOCKS = {"scheduler": ("schedule", "commit"), "executor": ("build", "run"), "sa
 AREAS = ("waiting", "running", "preempted")
 RECENT = 60  # steps whose largest gives the arrows' scale
 MAX_CHIPS = 12
-ROW_WIDTH, FLAT_WIDTH, TALL_WIDTH = 126, 62, 44  # characters that a layout needs
+ROW_WIDTH, NARROW_ROW_WIDTH, FLAT_WIDTH, TALL_WIDTH = 126, 93.5, 62, 44  # characters that a layout needs
 _MAYBE_RUNNING = frozenset({WaitReason.IN_FLIGHT, WaitReason.TOKEN_BUDGET, WaitReason.NO_FREE_PAGES, WaitReason.PAUSED})
 _ARROW, _NO_FLOW, _CLOCK, _AREA = Paint("accent"), Paint("control", hatch="diagonal"), Paint("muted"), Paint("free", alpha=0.3)
 
@@ -119,10 +119,13 @@ def _areas(trace: Trace, step: int, done: set[int]) -> tuple[tuple[int, ...], tu
 
 
 def figure(trace: Trace, state: ViewState) -> Frame:
-    picture = None if too_small(state) else _Picture(trace, state, trace.clamp(state.step))
-    if picture is None or not picture.fits:
+    if too_small(state):
         return message(summary(trace, state), state, Badge("state"))
-    return picture.frame()
+    picture = _Picture(trace, state, trace.clamp(state.step))
+    if picture.fits:
+        return picture.frame()
+    # the legend stays: it takes room, and without it the picture might fit again, and again not
+    return replace(message(summary(trace, state), state, *picture.badges()), legend=picture.legend())
 
 
 class _Picture:
@@ -136,62 +139,103 @@ class _Picture:
         self.facts = facts(trace, step)
         sheet = self.sheet
         self.wide, self.high = sheet.width / sheet.advance, sheet.height / sheet.line
-        self.is_row = self.wide >= ROW_WIDTH and self.high >= 17
+        self.is_roomy = self.wide >= ROW_WIDTH and self.high >= 18
+        self.is_row = self.is_roomy or (self.wide >= NARROW_ROW_WIDTH and self.high >= 12.4)
         self.is_flat = self.wide >= FLAT_WIDTH
-        self.chip = round(sheet.font * 1.65)  # a chip's height, and its least width
+        self.letter = round(sheet.font * 1.4) if self.is_roomy else sheet.font
+        self.chip = round(self.letter * 1.5)  # a chip's height, and its least width
         self.bar = max(round(sheet.font * 0.4), 6)
         self.series: list[Series] = []
         self.marks: list[Mark] = []
-        self.fills: dict[str, list[Rect]] = {}  # colour → chips
+        self.fills: dict[tuple[str, bool], list[Rect]] = {}  # (colour, pale) → chips
         self.fits = self.is_row or (self.wide >= TALL_WIDTH and self._column_height(1.0) <= sheet.height)
 
     def frame(self) -> Frame:
-        f, t, sheet = self.facts, self.t, self.sheet
         self._row() if self.is_row else self._column()
         chips = [_rects(f"chips {color}", rects, Paint(color, alpha=0.35 if pale else 1.0))
-                 for (color, pale), found in self._by_look().items() for rects in _same_width(found)]  # fmt: skip
-        device = visible(str(self.trace.meta.get("device") or t("badge.recorded.nowhere")))[:80]
-        badges = (Badge("state"), *([Badge("measured", t("engine_map.measured", device=device))] if f.is_timed else []))
-        legend = (
+                 for (color, pale), found in self.fills.items() for rects in _same_width(found)]  # fmt: skip
+        return Frame(
+            badges=self.badges(), axes=self.sheet.axes(), series=(*self.series, *chips), labels=tuple(self.sheet.labels),
+            marks=tuple(self.marks), legend=self.legend(),
+        )  # fmt: skip
+
+    def badges(self) -> tuple[Badge, ...]:
+        device = visible(str(self.trace.meta.get("device") or self.t("badge.recorded.nowhere")))[:80]
+        timed = (Badge("measured", self.t("engine_map.measured", device=device)),) if self.facts.is_timed else ()
+        return Badge("state"), *timed
+
+    def legend(self) -> tuple[Paint, ...]:
+        t, f = self.t, self.facts
+        return (
             Paint("accent", t("engine_map.legend.arrow")),
             *([Paint("muted", t("engine_map.legend.clock"))] if f.is_timed else []),
             *([Paint("request-other", t("engine_map.legend.idle"), alpha=0.35)] if f.idle else []),
         )
-        return Frame(
-            badges=badges, axes=sheet.axes(), series=(*self.series, *chips), labels=tuple(sheet.labels),
-            marks=tuple(self.marks), legend=legend,
-        )  # fmt: skip
 
     # ---- beside each other ----
 
     def _row(self) -> None:
-        sheet, a, line = self.sheet, self.sheet.advance, self.sheet.line
-        widths = np.array([13.2, 22.5, 18, 16, 12.5, 13.2])
-        spare = (sheet.width - 24) / a - widths.sum()
-        gap = min(max(6.2, spare / 5 * 0.55), 12) * a
-        widths[1] += spare - 5 * gap / a if spare - 5 * gap / a < 30 else 30
+        sheet, a, line, t = self.sheet, self.sheet.advance, self.sheet.line, self.t
+        roomy = self.is_roomy
+        widths = np.array([13.2, 22.5, 18, 16, 12.5, 13.2] if roomy else [6, 13.5, 13.4, 11, 8, 9])
+        spare = sheet.width / a - 2 - widths.sum()
+        gap = min(max(6.1, spare / 5 * 0.55), 12) * a
+        widths[1] += min(max(spare - 5 * gap / a, 0), 30)
         left = (sheet.width - widths.sum() * a - 5 * gap) / 2
-        top, bottom = 10.0, min(sheet.height - 2 * (line + self.bar + 6) - 10, 10 + 30 * line)
+        top, bottom = 8.0, min(sheet.height - 2 * (line + self.bar + 4) - 8, 8 + 26 * line)
         rects, x = [], left
         for width in widths:
             rects.append((x, x + width * a, top, bottom))
             x += width * a + gap
-        middle = (top + bottom) / 2
-        for name, (x0, x1, y0, y1) in zip(BOXES, rects):
-            self._box(name, (x0, x1, y0, y1))
-            sheet.put(self.t(f"engine_map.{name}"), (x0 + x1) / 2, y0 + 6 + line / 2, anchor="center", weight=700, room=x1 - x0 - 4)
+        head = 2 * line + (10 if roomy else 4)  # name and file, or a name in two lines
+        middle = (top + head + bottom) / 2
+        for name, rect in zip(BOXES, rects):
+            self._box(name, rect)
+            self._title(t(f"engine_map.{name}"), rect)
         x0, x1, y0, y1 = rects[1]
-        self._lanes_below((x0 + 8, x1 - 8, y0 + 2 * line + 12, y1 - 8))
-        self._done_below(rects[5])
+        self._lanes_below((x0 + 8, x1 - 8, y0 + head, y1 - 8))
+        self._done_below(rects[5], head)
         for i, (n, unit) in enumerate(self._flows()):
-            self._arrow_right(rects[i][1] + 4, rects[i + 1][0] - 4, middle, n, unit)
+            self._arrow_right(rects[i][1] + 4, rects[i + 1][0] - 4, middle, n, "" if BOXES[i] == "cache" else unit)
         self._lines_in(rects[2], self._cache_lines(), middle)
-        self._lines_in(rects[3], [self._executor_line()], middle)
-        self._share((rects[3][0] + 10, rects[3][1] - 10, middle + line, middle + line + self.chip * 0.7))
         for name, (x0, x1, _, y1) in zip(BOXES, rects):
             self._clocks_below(name, x0, x1, y1)
-        for name, (x0, x1, y0, _) in zip(BOXES, rects):
-            sheet.put(FILES[name], (x0 + x1) / 2, y0 + 6 + 1.5 * line, "muted", anchor="center", room=x1 - x0 - 4)
+        self._share(rects[3], middle)
+        self._whats_new(rects[0], middle)
+        if roomy and len(sheet.labels) + len(BOXES) <= MAX_LABELS:
+            for name, (x0, x1, y0, _) in zip(BOXES, rects):
+                sheet.put(FILES[name], (x0 + x1) / 2, y0 + 6 + 1.5 * line, "muted", anchor="center", room=x1 - x0 - 4)
+        for name, (x0, x1, _, y1) in zip(BOXES, rects):
+            if self._no_clock(name) and len(sheet.labels) <= MAX_LABELS - 2:
+                sheet.put(self._no_clock(name), (x0 + x1) / 2, y1 + 6 + line / 2, "muted", anchor="center")
+
+    def _title(self, text: str, rect: Rect) -> None:
+        """A name on one line, or on two where the box is narrow."""
+        x0, x1, y0, _ = rect
+        parts = [text] if self.sheet.span(text) <= x1 - x0 - 6 else wrap(text, int((x1 - x0 - 4) / self.sheet.advance))
+        for i, part in enumerate(parts[:2]):
+            y = y0 + 6 + self.sheet.line * (i + 0.5)
+            self.sheet.put(part, (x0 + x1) / 2, y, anchor="center", weight=700, room=x1 - x0 - 2)
+
+    def _big(self, text: str, x: float, y: float, color: str = "ink", *, room: float) -> None:
+        """A centred bold text, larger where the panel has room."""
+        sheet = self.sheet
+        usual = sheet.font, sheet.advance
+        sheet.font, sheet.advance = self.letter, self.letter * ADVANCE
+        sheet.put(text, x, y, color, anchor="center", weight=700, room=room)
+        sheet.font, sheet.advance = usual
+
+    def _whats_new(self, rect: Rect, middle: float) -> None:
+        """In the front end: who came."""
+        names, (x0, x1, _, _) = [visible(self.trace.name(i)) for i in self.facts.new or ()], rect
+        for most in range(min(len(names), 3), 0, -1):
+            who = self.t("list.comma").join(names[:most])
+            who += f" {self.t('engine_map.more', n=len(names) - most)}" if len(names) > most else ""
+            text = self.t("engine_map.new", who=who)
+            if self.sheet.span(text) <= x1 - x0 - 4 or most == 1:
+                if len(self.sheet.labels) + (1 if self.is_roomy else 3) <= MAX_LABELS:
+                    self._lines_in(rect, [text], middle)
+                return
 
     def _flows(self) -> list[tuple[int | None, str]]:
         f, t = self.facts, self.t
@@ -200,8 +244,9 @@ class _Picture:
         return [(n, t(f"engine_map.unit.{unit}", n=n or 0)) for n, unit in zip(numbers, units)]
 
     def _arrow_right(self, x0: float, x1: float, y: float, n: int | None, unit: str) -> None:
+        """`unit` "": the flow goes on as it was, and is not said again."""
         sheet, line = self.sheet, self.sheet.line
-        half = self._thickness(n, 2.6 * line) / 2
+        half = self._thickness(n, 2.4 * line) / 2
         head = min(max(10.0, half * 1.3), (x1 - x0) * 0.5)
         if n:
             x = np.arange(x0 + 0.5, x1, dtype=np.float32)  # columns of a pixel
@@ -209,9 +254,9 @@ class _Picture:
             self.series.append(_columns("arrow", x, y - tall, y + tall))
         else:
             self.series.append(_line("no flow", [(x0, y), (x1, y)], _NO_FLOW))
-        room = x1 - x0 + 8
-        sheet.put("?" if n is None else count(n), (x0 + x1) / 2, y - half - line / 2 - 10, anchor="center", weight=700, room=room)
-        sheet.put(unit, (x0 + x1) / 2, y + half + line / 2 + 10, "muted", anchor="center", room=room)
+        if unit:
+            self._big("?" if n is None else count(n), (x0 + x1) / 2, y - half - self.letter * 0.7 - 8, room=x1 - x0 + 8)
+            sheet.put(unit, (x0 + x1) / 2, y + half + line / 2 + 8, "muted", anchor="center", room=x1 - x0 + 8)
 
     def _thickness(self, n: int | None, most: float) -> float:
         return max(most * (n or 0) / self.facts.widest, 2.0)
@@ -221,50 +266,58 @@ class _Picture:
         x0, x1, y0, y1 = box
         f, line = self.facts, self.sheet.line
         shown = self._shares()
-        height = (y1 - y0 - 16) / 3
+        gap = 8 if self.is_roomy else 5
+        height = (y1 - y0 - 2 * gap) / 3
         for i, (name, ids) in enumerate(zip(AREAS, (f.waiting, f.running, f.preempted))):
-            top = y0 + i * (height + 8)
+            top = y0 + i * (height + gap)
             self.series.append(_rects(f"area {name}", [(x0, x1, top, top + height)], _AREA))
-            self.sheet.put(self.t(f"engine_map.{name}", n=len(ids)), x0 + 8, top + 4 + line / 2, room=x1 - x0 - 12)
-            self._chips(ids, shown[i], (x0 + 8, x1 - 4, top + line + 8, top + height - 4), name)
+            self.sheet.put(self.t(f"engine_map.{name}", n=len(ids)), x0 + 6, top + 1 + line / 2, room=x1 - x0 - 8)
+            self._chips(ids, shown[i], (x0 + 6, x1 - 4, top + line + 2, top + height - 1), name)
 
-    def _done_below(self, rect: Rect) -> None:
+    def _done_below(self, rect: Rect, head: float) -> None:
         x0, x1, y0, y1 = rect
         line, ids = self.sheet.line, self.facts.done
-        self.series.append(_rects("area done", [(x0, x1, y0, y1)], _AREA))
+        self.series.append(_rects("area done", [rect], _AREA))
         self.sheet.put(self.t("engine_map.done", n=len(ids)), x0 + 8, y0 + 6 + line / 2, weight=700, room=x1 - x0 - 10)
-        most = min(3, int((y1 - y0 - 3 * line) / (self.chip + line + 14)))
+        pitch = self.chip + line + 10
+        room = int((y1 - y0 - head) / pitch)
+        most = min(3, room if len(ids) <= room else int((y1 - y0 - head - line) / pitch))
         for i, (seq_id, why) in enumerate(ids[:most]):
-            top = y0 + 2 * line + 12 + i * (self.chip + line + 14)
+            top = y0 + head + i * pitch
             self._chip(seq_id, x0 + 8, top, "done")
-            self.sheet.put(self.t(f"engine_map.why.{why}"), x0 + 8, top + self.chip + 2 + line / 2, room=x1 - x0 - 10)
+            text = self.t(f"engine_map.why.{why}")
+            text = text if self.sheet.span(text) <= x1 - x0 - 8 else self.t(f"engine_map.why.short.{why}")
+            self.sheet.put(text, x0 + 8, top + self.chip + 2 + line / 2, room=x1 - x0 - 8)
         if len(ids) > most:
-            y = y0 + 2 * line + 12 + most * (self.chip + line + 14)
-            self.sheet.put(self.t("engine_map.more", n=len(ids) - most), x0 + 8, y + line / 2, "muted")
+            self.sheet.put(self.t("engine_map.more", n=len(ids) - most), x0 + 8, y0 + head + most * pitch + line / 2, "muted")
 
     def _lines_in(self, rect: Rect, lines: Sequence[str], middle: float) -> None:
         """Lines of a box, around the height of the arrows."""
         x0, x1, line = rect[0], rect[1], self.sheet.line
+        lines = [part for text in lines for part in (wrap(text, int((x1 - x0 - 6) / self.sheet.advance)) if text else ())][:6]
         for i, text in enumerate(lines):
             y = middle + (i - (len(lines) - 1) / 2) * line * 1.15
             self.sheet.put(text, (x0 + x1) / 2, y, anchor="center", room=x1 - x0 - 6)
 
     def _clocks_below(self, name: str, x0: float, x1: float, y: float) -> None:
         sheet, line = self.sheet, self.sheet.line
-        if name not in CLOCKS or not self.facts.is_timed:
-            sheet.put(self._no_clock(name), (x0 + x1) / 2, y + 6 + line / 2, "muted", anchor="center", room=x1 - x0 + 4)
-            return
-        for i, clock in enumerate(CLOCKS[name]):
-            top = y + 6 + i * (line + self.bar + 6)
-            sheet.put(self._clock(clock), x0, top + line / 2, room=x1 - x0 + 30)
-            self._bar(clock, x0, x1 - x0, top + line)
+        for i, clock in enumerate(CLOCKS.get(name, ()) if self.facts.is_timed else ()):
+            top = y + 4 + i * (line + self.bar + 4)
+            sheet.put(self._clock(clock), x0, top + line / 2)
+            self._bar(clock, x0, x1 - x0, top + line - 1)
 
     # ---- one below the other ----
 
     def _column_height(self, lane: float) -> float:
         """Pixels that the column needs, its lanes `lane` chips high, its arrows as short as their texts allow."""
         lines = 5 if self.is_flat else 7
-        return lines * self.sheet.line + 5 * self._pad + 4 * (lane * (self.chip + 3)) + 5 * (self.sheet.font * 1.25 + 4) + 10
+        return (
+            lines * self.sheet.line
+            + (5 + (not self.is_flat)) * self._pad
+            + 4 * (lane * (self.chip + 3))
+            + 5 * (self.sheet.font * 1.25 + 4)
+            + 10
+        )
 
     @property
     def _pad(self) -> float:
@@ -276,7 +329,11 @@ class _Picture:
         lane = (self.chip + 3) + min(spare * 0.35 / 4, self.chip)
         gap = sheet.font * 1.25 + 4 + min(spare * 0.4 / 5, 1.2 * line)
         x0, x1, y = 10.0, min(sheet.width - 10, 110 * sheet.advance), 5.0
-        heights = {"scheduler": line + 3 * lane, "cache": line * (1 if self.is_flat else 2), "executor": line * (1 if self.is_flat else 2)}
+        heights = {
+            "scheduler": line + 3 * lane,
+            "cache": line * (1 if self.is_flat else 2),
+            "executor": line if self.is_flat else 2 * line + self.bar,
+        }
         tops: dict[str, float] = {}
         for name in BOXES:
             tops[name] = y
@@ -435,14 +492,17 @@ class _Picture:
         span = min(width, 12.4 * self.sheet.advance) * self.facts.clocks[clock] / longest
         self.series.append(_rects(f"clock {clock}", [(x, x + max(span, 1.0), y, y + self.bar)], _CLOCK))
 
-    def _share(self, rect: Rect) -> None:
-        """The step's tokens as one bar in the requests' colours."""
-        x0, x1, y0, y1 = rect
+    def _share(self, box: Rect, middle: float) -> None:
+        """In the executor: the step's tokens as one bar in the requests' colours, one pass for all."""
+        x0, x1 = box[0] + 8, box[1] - 8
         works, total = self.trace.rows("works", self.step, self.step), max(self.facts.scheduled, 1)
-        x = x0
+        self.sheet.put(
+            self._executor_line(), (x0 + x1) / 2, middle - self.chip * 0.4 - self.sheet.line * 0.7, anchor="center", room=x1 - x0 + 12
+        )
+        x, y0, y1 = x0, middle - self.chip * 0.4, middle + self.chip * 0.4
         for work in works:
             end = x + (x1 - x0) * int(work["num_tokens"]) / total
-            self.series.append(_rects("share", [(x, end, y0, y1)], Paint(self.who.color(int(work["seq_id"])))))
+            self.series.append(_rects("share", [(x, max(end - 1.5, x + 0.5), y0, y1)], Paint(self.who.color(int(work["seq_id"])))))
             x = end
 
     def _shares(self) -> list[int]:
@@ -479,21 +539,20 @@ class _Picture:
         return end
 
     def _chip_width(self, seq_id: int) -> float:
-        name = self.sheet.fit(self.trace.name(seq_id), 8 * self.sheet.advance)
-        return max(self.sheet.span(name) + self.sheet.advance, self.chip)
+        letter = self.letter * ADVANCE
+        return max(text_em(self._short_name(seq_id)) * self.letter + letter, self.chip)
+
+    def _short_name(self, seq_id: int) -> str:
+        return self.sheet.fit(self.trace.name(seq_id), 8 * self.sheet.advance)
 
     def _chip(self, seq_id: int, x: float, y: float, area: str) -> None:
-        sheet, f, t = self.sheet, self.facts, self.t
         width, color = self._chip_width(seq_id), self.who.color(seq_id)
-        pale = seq_id in f.idle and area == "running"
-        self.fills.setdefault(f"{color}/{pale}", []).append((x, x + width, y, y + self.chip))
-        ink = "ink" if pale else f"on-{color}"
-        sheet.put(self.trace.name(seq_id), x + width / 2, y + self.chip / 2, ink, anchor="center", weight=700, room=8 * sheet.advance)
-        name = visible(self.trace.name(seq_id))[:40]
-        self.marks.append(
-            Mark(f"seq:{seq_id}", x, x + width, y, y + self.chip, t(f"engine_map.mark.{area}", who=name), f"{color}-line",
-                 self._detail(seq_id, area))
-        )  # fmt: skip
+        pale = area == "running" and seq_id in self.facts.idle
+        self.fills.setdefault((color, pale), []).append((x, x + width, y, y + self.chip))
+        self._big(self._short_name(seq_id), x + width / 2, y + self.chip / 2, "ink" if pale else f"on-{color}", room=width)
+        said = self.t(f"engine_map.mark.{area}", who=visible(self.trace.name(seq_id))[:40])
+        mark = Mark(f"seq:{seq_id}", x, x + width, y, y + self.chip, said, f"{color}-line", self._detail(seq_id, area))
+        self.marks.append(mark)
 
     def _detail(self, seq_id: int, area: str) -> str:
         """Why it waits, how it ended, or what it computed."""
@@ -503,9 +562,6 @@ class _Picture:
         works = self.trace.rows("works", self.step, self.step)
         n = int(works["num_tokens"][works["seq_id"] == seq_id].sum())
         return self.t("engine_map.mark.computed", n=n) if n else self._why(seq_id)
-
-    def _by_look(self) -> dict[tuple[str, bool], list[Rect]]:
-        return {(key.split("/")[0], key.endswith("True")): rects for key, rects in self.fills.items()}
 
 
 def _same_width(rects: Sequence[Rect]) -> list[list[Rect]]:
@@ -586,6 +642,11 @@ WORDS = {
     "engine_map.why.length": "done: length",
     "engine_map.why.abort": "done: abort",
     "engine_map.why.error": "done: error",
+    "engine_map.why.short.stop": "stop",
+    "engine_map.why.short.length": "length",
+    "engine_map.why.short.abort": "abort",
+    "engine_map.why.short.error": "error",
+    "engine_map.new": "new: {who}",
     "engine_map.more": "+{n:,}",
     "engine_map.unit.prompt": "prompt",
     "engine_map.unit.tokens": ("token", "tokens"),

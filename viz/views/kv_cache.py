@@ -36,7 +36,7 @@ class Row(IntEnum):
     HIT_GHOST = 2  # the same, and computed now without a cache
     KEPT = 3  # computed in an earlier step; without a cache nothing would be computed now either
     GHOST = 4  # computed in an earlier step and read now; without a cache computed again
-    LOST = 5  # computed once, its K and V were given back
+    LOST = 5  # its K and V were there once and were given back
     NOW = 6
     AGAIN = 7  # computed now, as before
 
@@ -105,12 +105,12 @@ def life(trace: Trace, seq_id: int, step: int) -> Life:
 def rows_of(it: Life) -> np.ndarray:
     """uint8 [num_known] of Row, by position."""
     rows = np.zeros(it.num_known, np.uint8)
-    computed = np.zeros(it.num_known, bool)
+    computed, high = np.zeros(it.num_known, bool), 0
     for start, n in zip(it.works["start"].tolist(), it.works["num_tokens"].tolist()):
-        computed[start : start + n] = True
+        computed[start : start + n], high = True, max(high, start + n)
     there = it.start if it.work is not None else it.kept
     rows[:there] = np.where(computed[:there] | (not it.whole), Row.KEPT, Row.HIT)
-    rows[there:][computed[there:]] = Row.LOST
+    rows[there:high] = Row.LOST
     if it.work is not None:
         if it.has_cache:
             rows[: it.start] += 1  # their ghosts
@@ -332,8 +332,11 @@ class _Picture:
         return self.t(f"kv_cache.row.{Row(int(self.rows[position])).name.lower()}")
 
     def _reads(self, position: int) -> str:
-        said = self.t("kv_cache.reads", n=position + 1, who=self.name, kind=self._kind(position))
-        return f"{said}; {self._flops(position)}" if self.cost is not None else said
+        """The longest sentence about a row that fits."""
+        fields = {"n": position + 1, "who": self.name, "kind": self._kind(position)}
+        said = [self.t("kv_cache.reads", **fields), self.t("kv_cache.reads.short", **fields)]
+        said = [f"{said[0]}; {self._flops(position)}", *said] if self.cost is not None else said
+        return next((text for text in said if self.sheet.span(text) <= self.sheet.width - 24), said[-1])
 
     def _flops(self, position: int) -> str:
         value = float(self.cost.of(np.array([position]), np.array([position + 1]), np.array([0]))[0])
@@ -368,7 +371,11 @@ class _Picture:
         if self.spent is None:
             return [*said, self.t("kv_cache.no_flops" if self.cost is None else "kv_cache.no_steps")]
         with_, without, ratio = _compared(self.t, *self.spent.totals(self.it.has_cache))
-        return [*said, with_, f"{without}; {ratio}"] if short else [*said, with_, without, ratio]
+        return (
+            [*said, with_, self.t("kv_cache.flops.short", without=without, ratio=ratio.rpartition(" ")[2])]
+            if short
+            else [*said, with_, without, ratio]
+        )
 
     def _beside(self, axes: dict) -> tuple[dict, list[Series]]:
         """The lines, and under them bars: one a step of this sequence, cumulative."""
@@ -389,7 +396,7 @@ class _Picture:
             put(facts[1], middle, begin if wide else left + sheet.line * 0.4, "muted")
             return axes, []
         if wide:
-            left = put(t("kv_cache.formula.numbers", body=self.cost.body // 2, key=self.cost.key), x0, left, "muted")
+            left = put(t("kv_cache.formula.numbers", body=self.cost.body // 2, per_key=self.cost.key), x0, left, "muted")
         title = t("kv_cache.flops.title", who=self.name) if self.it.whole else t("kv_cache.flops.since", who=self.name, step=self._first())
         y = put(title, middle, begin if wide else left + sheet.line * 0.4, "muted")
         for text in facts[1:]:
@@ -545,10 +552,11 @@ WORDS = {
     "kv_cache.row.hit_ghost": "found in the cache, from another request",
     "kv_cache.row.kept": "computed in an earlier step",
     "kv_cache.row.ghost": "computed earlier, reused now",
-    "kv_cache.row.lost": "computed once, given back",
-    "kv_cache.row.now": "computed in this step",
-    "kv_cache.row.again": "computed again in this step",
+    "kv_cache.row.lost": "was kept, given back",
+    "kv_cache.row.now": "computed now",
+    "kv_cache.row.again": "computed again now",
     "kv_cache.reads": ("{who}'s token {n:,} sees {n:,} key: {kind}", "{who}'s token {n:,} sees {n:,} keys: {kind}"),
+    "kv_cache.reads.short": ("Token {n:,}: {n:,} key, {kind}", "Token {n:,}: {n:,} keys, {kind}"),
     "kv_cache.mark": ("{who}'s token {n:,}, {kind}", "{who}'s token {n:,}, {kind}"),
     "kv_cache.detail.keys": ("attends to {n:,} key", "attends to {n:,} keys"),
     "kv_cache.detail.flops": "{value} without logits",
@@ -561,12 +569,13 @@ WORDS = {
     "kv_cache.flops.since": "{who}'s FLOPs since step {step:,}",
     "kv_cache.flops.with": "with cache {value}",
     "kv_cache.flops.without": "without {value}",
+    "kv_cache.flops.short": "{without}: {ratio} times that",
     "kv_cache.flops.ratio": "without ÷ with = {ratio}",
     "kv_cache.formula": (
         "a token: 2 × parameters (no embedding) + 4 × layers × heads × head_dim × keys FLOP; logits: 2 × hidden × vocab; "
         "without a cache each step computes all tokens so far"
     ),
-    "kv_cache.formula.numbers": "a token: 2 × {body:,} weights + {key:,} × keys FLOP",
+    "kv_cache.formula.numbers": "a token: 2 × {body:,} weights + {per_key:,} × keys FLOP",
     "kv_cache.no_flops": "No FLOPs: this record does not say the model's sizes.",
     "kv_cache.no_steps": "No FLOPs yet.",
     "kv_cache.steps": ("{who}'s {n:,} step", "{who}'s {n:,} steps"),
@@ -576,7 +585,7 @@ WORDS = {
     "kv_cache.legend.kept": "computed earlier, kept",
     "kv_cache.legend.hit": "another request's",
     "kv_cache.legend.hit_ghost": "another request's; without a cache again",
-    "kv_cache.legend.lost": "computed once, given back",
+    "kv_cache.legend.lost": "was kept, given back",
     "kv_cache.nobody": "Nobody has anything in the cache at step {step:,}.",
     "kv_cache.summary.kept": "Kept after it: {kept}.",
     "kv_cache.summary.flops": "FLOPs so far: {with_}, {without}, {ratio}.",
