@@ -66,8 +66,8 @@ def facts(core: EngineCore, loaded: LoadedModel) -> dict[str, object]:
         "model": {
             "name": loaded.folder.name, "family": shape.family, "parameters": loaded.num_parameters, "layers": shape.num_layers,
             "hidden_size": shape.hidden_size, "heads": shape.num_heads, "kv_heads": shape.num_kv_heads, "head_dim": shape.head_dim,
-            "vocab_size": shape.vocab_size, "max_model_len": config.max_model_len, "weights": loaded.folder.source,
-            "precision": loaded.folder.precision,
+            "vocab_size": shape.vocab_size, "tie_word_embeddings": shape.tie_word_embeddings,
+            "max_model_len": config.max_model_len, "weights": loaded.folder.source, "precision": loaded.folder.precision,
         },
         "eos_token_ids": sorted(shape.eos_token_ids),
         "kv_bytes_per_token": core.runner.arena.shape[1] // config.cache.page_size,

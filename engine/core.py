@@ -228,13 +228,14 @@ class EngineCore:
         try:
             result = launched.pending.settle()
             settle_us = clock.lap()
+            kept = launched.probe.arrays()
             committed = room.scheduler.commit(launched.plan, result)
         except Exception as error:
             broken = [launched.plan, *(later.plan for later in room.flying)]
             room.flying.clear()
             return self._fail(room, broken, error)
         clocks = Clocks(launched.start_us, launched.schedule_us, launched.build_us, launched.run_us, settle_us, clock.lap())
-        samples = tuple(TensorSample(launched.plan.step_id, n, layer, a) for (n, layer), a in launched.probe.arrays().items())
+        samples = tuple(TensorSample(launched.plan.step_id, n, layer, a) for (n, layer), a in kept.items())
         return self._record(room, launched.plan, result, committed, clocks, samples)
 
     def _fail(self, room: Room, broken: list[StepPlan], error: Exception) -> Record:

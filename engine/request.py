@@ -59,12 +59,18 @@ class SamplingParams:
                 value = getattr(self, name)
                 raise EngineError("bad_sampling", f"{name} must be {rule}, got {value!r}.", name=name, rule=rule, value=str(value))
 
-        need(isinstance(self.max_tokens, int) and 1 <= self.max_tokens < 2**31, "max_tokens", "a whole number from 1 to 2^31 - 1")
-        need(math.isfinite(self.temperature) and self.temperature >= 0, "temperature", "a number of at least 0")
-        need(self.top_k is None or (isinstance(self.top_k, int) and self.top_k >= 1), "top_k", "a whole number of at least 1")
-        need(0 < self.top_p <= 1, "top_p", "above 0 and at most 1")
-        need(self.seed is None or (isinstance(self.seed, int) and 0 <= self.seed < 2**63), "seed", "a whole number from 0 to 2^63 - 1")
-        need(isinstance(self.n, int) and 1 <= self.n <= 64, "n", "a whole number from 1 to 64")
+        def whole(value: object) -> bool:
+            return isinstance(value, int) and not isinstance(value, bool)
+
+        def number(value: object) -> bool:
+            return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+        need(whole(self.max_tokens) and 1 <= self.max_tokens < 2**31, "max_tokens", "a whole number from 1 to 2^31 - 1")
+        need(number(self.temperature) and self.temperature >= 0, "temperature", "a number of at least 0")
+        need(self.top_k is None or (whole(self.top_k) and self.top_k >= 1), "top_k", "a whole number of at least 1")
+        need(number(self.top_p) and 0 < self.top_p <= 1, "top_p", "above 0 and at most 1")
+        need(self.seed is None or (whole(self.seed) and 0 <= self.seed < 2**63), "seed", "a whole number from 0 to 2^63 - 1")
+        need(whole(self.n) and 1 <= self.n <= 64, "n", "a whole number from 1 to 64")
         need(all(isinstance(s, str) and s for s in self.stop), "stop", "non-empty strings")
 
     @property

@@ -29,6 +29,7 @@ AREAS = ("waiting", "running", "preempted")
 RECENT = 60  # steps whose largest gives the arrows' scale
 MAX_CHIPS = 12
 ROW_WIDTH, NARROW_ROW_WIDTH, FLAT_WIDTH, TALL_WIDTH = 126, 93.5, 62, 44  # characters that a layout needs
+TIGHT_GAP = 12  # px: an arrow without words
 _MAYBE_RUNNING = frozenset({WaitReason.IN_FLIGHT, WaitReason.TOKEN_BUDGET, WaitReason.NO_FREE_PAGES, WaitReason.PAUSED})
 _ARROW, _NO_FLOW, _CLOCK, _AREA = Paint("accent"), Paint("control", hatch="diagonal"), Paint("muted"), Paint("free", alpha=0.3)
 
@@ -148,7 +149,8 @@ class _Picture:
         self.series: list[Series] = []
         self.marks: list[Mark] = []
         self.fills: dict[tuple[str, bool], list[Rect]] = {}  # (colour, pale) → chips
-        self.fits = self.is_row or (self.wide >= TALL_WIDTH and self._column_height(1.0) <= sheet.height)
+        self.fits = self.is_row or (self.wide >= TALL_WIDTH and self._column_height(TIGHT_GAP) <= sheet.height)
+        self.is_tight = self._column_height(self._text_gap) > sheet.height  # no room for words beside the arrows
 
     def frame(self) -> Frame:
         self._row() if self.is_row else self._column()
@@ -198,8 +200,8 @@ class _Picture:
         for i, (n, unit) in enumerate(self._flows()):
             self._arrow_right(rects[i][1] + 4, rects[i + 1][0] - 4, middle, n, "" if BOXES[i] == "cache" else unit)
         self._lines_in(rects[2], self._cache_lines(), middle)
-        for name, (x0, x1, _, y1) in zip(BOXES, rects):
-            self._clocks_below(name, x0, x1, y1)
+        for name, (x0, _, _, y1) in zip(BOXES, rects):
+            self._clocks_below(name, x0, y1)
         self._share(rects[3], middle)
         self._whats_new(rects[0], middle)
         if roomy and len(sheet.labels) + len(BOXES) <= MAX_LABELS:
@@ -299,25 +301,23 @@ class _Picture:
             y = middle + (i - (len(lines) - 1) / 2) * line * 1.15
             self.sheet.put(text, (x0 + x1) / 2, y, anchor="center", room=x1 - x0 - 6)
 
-    def _clocks_below(self, name: str, x0: float, x1: float, y: float) -> None:
+    def _clocks_below(self, name: str, x0: float, y: float) -> None:
         sheet, line = self.sheet, self.sheet.line
         for i, clock in enumerate(CLOCKS.get(name, ()) if self.facts.is_timed else ()):
             top = y + 4 + i * (line + self.bar + 4)
             sheet.put(self._clock(clock), x0, top + line / 2)
-            self._bar(clock, x0, x1 - x0, top + line - 1)
+            self._bar(clock, x0, top + line - 1)
 
     # ---- one below the other ----
 
-    def _column_height(self, lane: float) -> float:
-        """Pixels that the column needs, its lanes `lane` chips high, its arrows as short as their texts allow."""
-        lines = 5 if self.is_flat else 7
-        return (
-            lines * self.sheet.line
-            + (5 + (not self.is_flat)) * self._pad
-            + 4 * (lane * (self.chip + 3))
-            + 5 * (self.sheet.font * 1.25 + 4)
-            + 10
-        )
+    def _column_height(self, gap: float) -> float:
+        """Pixels that the column needs, its lanes one chip high, its arrows `gap` long."""
+        lines, pads = (5, 5) if self.is_flat else (7, 6)
+        return lines * self.sheet.line + pads * self._pad + 4 * (self.chip + 3) + 5 * gap + 10
+
+    @property
+    def _text_gap(self) -> float:
+        return self.sheet.font * 1.25 + 4
 
     @property
     def _pad(self) -> float:
@@ -325,9 +325,10 @@ class _Picture:
 
     def _column(self) -> None:
         sheet, line, f, t = self.sheet, self.sheet.line, self.facts, self.t
-        spare = sheet.height - self._column_height(1.0)
+        least = TIGHT_GAP if self.is_tight else self._text_gap
+        spare = sheet.height - self._column_height(least)
         lane = (self.chip + 3) + min(spare * 0.35 / 4, self.chip)
-        gap = sheet.font * 1.25 + 4 + min(spare * 0.4 / 5, 1.2 * line)
+        gap = least + min(spare * 0.4 / 5, 0 if self.is_tight else 1.2 * line)
         x0, x1, y = 10.0, min(sheet.width - 10, 110 * sheet.advance), 5.0
         heights = {
             "scheduler": line + 3 * lane,
@@ -345,11 +346,14 @@ class _Picture:
         said = self._flow_words()
         for i, (name, (n, _)) in enumerate(zip(BOXES, self._flows())):
             top = tops[name] + heights.get(name, line) + self._pad
-            self._arrow_down(x0 + 7 * sheet.advance, top + 2, top + gap - 2, n, said[i], x1)
+            self._arrow_down(x0 + 7 * sheet.advance, top + 2, top + gap - 2, n, "" if self.is_tight else said[i], x1)
         self._done_right(x0, x1, y - 2, lane)
         for name in CLOCKS:
             self._clocks_right(name, x1 - 8, tops[name])
         self._box_words(tops, x0, x1)
+        for name, text in (("front", said[0]), ("scheduler", said[1]), ("sampler", said[4])) if self.is_tight else ():
+            x = x0 + 8 + sheet.span(t(f"engine_map.{name}")) + 1.5 * sheet.advance
+            sheet.put(text, x, tops[name] + 3 + line / 2, room=x1 - 8 - x)
         for name in BOXES:
             width = sheet.span(t(f"engine_map.{name}"))
             sheet.put(FILES[name], x0 + 8 + width + 1.5 * sheet.advance, tops[name] + 3 + line / 2, "muted")
@@ -445,7 +449,7 @@ class _Picture:
         for i, clock in enumerate(clocks):
             x, y = (right - (len(clocks) - i) * (width + 8) + 8, top) if self.is_flat else (right - width, top + i * (line + self.bar))
             self.sheet.put(self._clock(clock), x, y + 3 + line / 2, room=width + 6)
-            self._bar(clock, x, width, y + line + 1)
+            self._bar(clock, x, y + line + 1)
 
     # ---- parts ----
 
@@ -486,10 +490,10 @@ class _Picture:
             return self.t("engine_map.no_clock")
         return self.t(f"engine_map.no_clock.{name}") if name in ("front", "cache") else ""
 
-    def _bar(self, clock: str, x: float, width: float, y: float) -> None:
-        """All bars of a frame share one scale: the longest clock is `width` wide in the narrowest place."""
-        longest = max(self.facts.clocks.values())
-        span = min(width, 12.4 * self.sheet.advance) * self.facts.clocks[clock] / longest
+    def _bar(self, clock: str, x: float, y: float) -> None:
+        """All bars of a frame share one scale."""
+        longest = (12.4 if self.is_roomy or not self.is_row else 10.5) * self.sheet.advance
+        span = longest * self.facts.clocks[clock] / max(self.facts.clocks.values())
         self.series.append(_rects(f"clock {clock}", [(x, x + max(span, 1.0), y, y + self.bar)], _CLOCK))
 
     def _share(self, box: Rect, middle: float) -> None:
@@ -672,8 +676,8 @@ WORDS = {
     "engine_map.no_clock.front": "not timed",
     "engine_map.no_clock.cache": "inside schedule",
     "engine_map.measured": "times: {device}",
-    "engine_map.legend.arrow": "arrow width: tokens in this step",
-    "engine_map.legend.clock": "time of this step, one scale",
+    "engine_map.legend.arrow": "arrow width: tokens",
+    "engine_map.legend.clock": "bar: time",
     "engine_map.legend.idle": "running, but computed nothing",
     "engine_map.mark.waiting": "{who} is waiting",
     "engine_map.mark.running": "{who} is running",
