@@ -323,10 +323,11 @@ class Session:
 
     def _read_process(self, process, outbox, generation: int) -> None:
         while True:
+            alive = process.is_alive()  # asked first: what it said last is in the queue by then
             try:
                 self._take(outbox.get(timeout=0.5), generation)
             except queue.Empty:
-                if not process.is_alive():
+                if not alive:
                     self._take(Died(f"The engine stopped: {_exit(process.exitcode)}."), generation)
                     return
                 if self._state == "closed" or generation != self._generation:

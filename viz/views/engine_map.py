@@ -113,7 +113,7 @@ def _areas(trace: Trace, step: int, done: set[int]) -> tuple[tuple[int, ...], tu
             running.append(seq_id)
         else:
             waiting.append(seq_id)
-    return tuple(tuple(i for i in dict.fromkeys(ids) if i not in done) for ids in (waiting, running, preempted))  # type: ignore[return-value]
+    return tuple(tuple(i for i in dict.fromkeys(ids) if i not in done) for ids in (waiting, running, preempted))
 
 
 # ---- the picture ----
@@ -312,23 +312,24 @@ class _Picture:
 
     def _column_height(self, gap: float) -> float:
         """Pixels that the column needs, its lanes one chip high, its arrows `gap` long."""
-        lines, pads = (5, 5) if self.is_flat else (7, 6)
-        return lines * self.sheet.line + pads * self._pad + 4 * (self.chip + 3) + 5 * gap + 10
+        lines = 5 if self.is_flat else 7
+        pads = sum(map(self._pad, BOXES)) + (0 if self.is_flat else self.bar)
+        return lines * self.sheet.line + pads + 4 * (self.chip + 3) + 5 * gap + 10
 
     @property
     def _text_gap(self) -> float:
         return self.sheet.font * 1.25 + 4
 
-    @property
-    def _pad(self) -> float:
-        return self.bar + 6.0
+    def _pad(self, name: str) -> float:
+        """What a box is higher than its lines: room for the bar of its last clock."""
+        return 6.0 + (self.bar if name in CLOCKS else 0)
 
     def _column(self) -> None:
         sheet, line, f, t = self.sheet, self.sheet.line, self.facts, self.t
         least = TIGHT_GAP if self.is_tight else self._text_gap
         spare = sheet.height - self._column_height(least)
         lane = (self.chip + 3) + min(spare * 0.35 / 4, self.chip)
-        gap = least + min(spare * 0.4 / 5, 0 if self.is_tight else 1.2 * line)
+        gap = least + min(spare * (0.6 if self.is_tight else 0.4) / 5, 1.2 * line)
         x0, x1, y = 10.0, min(sheet.width - 10, 110 * sheet.advance), 5.0
         heights = {
             "scheduler": line + 3 * lane,
@@ -338,14 +339,14 @@ class _Picture:
         tops: dict[str, float] = {}
         for name in BOXES:
             tops[name] = y
-            height = heights.get(name, line) + self._pad
+            height = heights.get(name, line) + self._pad(name)
             self._box(name, (x0, x1, y, y + height))
             sheet.put(t(f"engine_map.{name}"), x0 + 8, y + 3 + line / 2, weight=700, room=x1 - x0 - 16)
             y += height + gap
-        self._lanes_right(x0, x1, tops["scheduler"] + line + self._pad - 4, lane)
+        self._lanes_right(x0, x1, tops["scheduler"] + line + self.bar + 2, lane)
         said = self._flow_words()
         for i, (name, (n, _)) in enumerate(zip(BOXES, self._flows())):
-            top = tops[name] + heights.get(name, line) + self._pad
+            top = tops[name] + heights.get(name, line) + self._pad(name)
             self._arrow_down(x0 + 7 * sheet.advance, top + 2, top + gap - 2, n, "" if self.is_tight else said[i], x1)
         self._done_right(x0, x1, y - 2, lane)
         for name in CLOCKS:
@@ -447,7 +448,7 @@ class _Picture:
         width, line = self._clock_width, self.sheet.line
         clocks = CLOCKS[name]
         for i, clock in enumerate(clocks):
-            x, y = (right - (len(clocks) - i) * (width + 8) + 8, top) if self.is_flat else (right - width, top + i * (line + self.bar))
+            x, y = (right - (len(clocks) - i) * (width + 8) + 8, top) if self.is_flat else (right - width, top + i * (line + self.bar - 2))
             self.sheet.put(self._clock(clock), x, y + 3 + line / 2, room=width + 6)
             self._bar(clock, x, y + line + 1)
 
