@@ -205,6 +205,9 @@ class Loop:
                 self._send(Answer(command.number, value))
             except EngineError as error:
                 self._send(Answer(command.number, error=error))
+            except Exception as error:  # a fault in one command must not end everybody's requests
+                sentence = f"That could not be done: {reason_of(error)}."
+                self._send(Answer(command.number, error=EngineError("command_failed", sentence)))
             self._report_at = 0.0
 
     def do_add(self, room: str, prompt: Prompt) -> tuple[int, str, tuple[int, ...]]:

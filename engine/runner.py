@@ -65,7 +65,9 @@ class PendingStep:
         sampled = []
         width = (self.returned.shape[1] - 2) // 2
         for seq_id, (token, *rest) in zip(self.seq_ids, self.returned.tolist(), strict=True):
-            logprob, *tops = rest or (math.nan,)
+            logprob, *tops = rest or (0.0,)
+            if math.isnan(logprob):
+                raise FloatingPointError("the model's scores are not numbers; its weights may be broken")
             sampled.append(Sampled(seq_id, int(token), logprob, tuple(map(int, tops[:width])), tuple(tops[width:])))
         return StepResult(self.step_id, tuple(sampled))
 

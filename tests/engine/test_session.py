@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from engine.config import CacheConfig, EngineConfig, ModelSource, SchedulerConfig
 from engine.errors import EngineError
@@ -214,3 +216,27 @@ if __name__ == "__main__":
         return False
 
     until(gone, 15)
+
+
+def test_a_fault_in_a_command_is_answered_and_ends_nothing(session):
+    running = session.add("hello", SamplingParams(max_tokens=60, ignore_eos=True))
+    with pytest.raises(EngineError) as answered:
+        session.ask("step", room="main", n="three")
+    assert answered.value.code == "command_failed" and str(answered.value).endswith(".")
+    session.ask("play", room="main")
+    assert session.wait(running.seq_ids) == {running.seq_ids[0]: FinishReason.LENGTH}
+
+
+def test_scores_that_are_no_numbers_fail_the_step_with_a_sentence(tiny_llama, tmp_path):
+    folder = shutil.copytree(tiny_llama, tmp_path / "broken")
+    weights = load_file(folder / "model.safetensors")
+    weights["model.norm.weight"].fill_(float("nan"))
+    save_file(weights, folder / "model.safetensors")
+    session = make_session(folder)
+    try:
+        handle = session.add("hello", LONG)
+        assert session.wait(handle.seq_ids) == {handle.seq_ids[0]: FinishReason.ERROR}
+        assert "not numbers" in session.trace().errors[-1].sentence
+        assert session.trace().pool_at(session.trace().last_step).tables == {}
+    finally:
+        session.close()
