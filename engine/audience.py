@@ -24,7 +24,7 @@ from engine.trace import Trace
 from engine.workloads import WORKLOADS
 
 GRACE_S = 3.0
-SHARED_FPS = 6  # frames a second while a CPU engine runs freely: drawing 30 takes a third of two cores
+SHARED_FPS = 3  # frames a second while a CPU engine runs freely: each costs about 45 ms of both cores where the browser runs here too
 MAX_LIVE = 32  # prompts of one room at a time
 MAX_STOPS, MAX_STOP = 4, 100  # stop strings of a prompt, characters of one
 ROOMS = frozenset({"main"})  # what the core opens
