@@ -85,7 +85,8 @@ def test_a_typed_prompt_is_served_and_drawn(opened):
 
 
 def test_pause_step_and_rewind(opened):
-    prompt(opened, "a long one")
+    say(opened, "pace", value=20)
+    prompt(opened, "a long one", max_tokens=900)
     until(lambda: status(opened)["state"] == "running")
     say(opened, "pause")
     until(lambda: status(opened)["state"] == "paused")
@@ -103,8 +104,8 @@ def test_pause_step_and_rewind(opened):
 
 
 def test_zoom_survives_updates(opened):
-    prompt(opened, "zoom")
     say(opened, "pace", value=10)
+    prompt(opened, "zoom", max_tokens=900)
     until(lambda: opened.evaluate("window.glass.stats.updates") > 3)
     area = opened.locator(".js-plotly-plot").first.bounding_box()
     read = "(() => { const at = window.glass.stage.panels[0].axes.project('xy'); return [at.left, at.top, at.width, at.height]; })()"
@@ -161,6 +162,12 @@ def test_closing_the_last_tab_ends_the_rooms_requests(address):
         second.wait_for_timeout(1000)
         assert status(second)["running"] == [] and status(second)["queued"] == []
         say(second, "pace", value=None)
+
+
+def test_the_inspector_says_which_source_and_precision_runs(opened):
+    opened.keyboard.press("i")
+    until(lambda: "running in float32 on torch kernels" in (opened.locator(".glass-drawer").text_content() or ""))
+    assert "weights from folder" in opened.locator(".glass-drawer").text_content()
 
 
 def test_the_page_does_not_scroll(address):

@@ -17,11 +17,14 @@ class Drawer {
     const labels = Object.entries(this.fields).map(([name, input]) => h("label", {}, h("span", { text: WORDS.sampling[name] }), input));
     const part = (title, ...inside) => h("section", {}, h("h2", { text: title }), ...inside);
     this.knobPart = part(WORDS.knobs, this.knobs);
+    this.source = h("p", { class: "glass-detail" });
+    this.sourcePart = part(WORDS.sourceOf, this.source);
     this.root = h("aside", { class: "glass-drawer", hidden: true, "aria-label": WORDS.inspector, tabIndex: 0 },
       part(WORDS.selected, this.what, this.detail, this.clear),
       part(WORDS.requests, this.requests),
       part(WORDS.newPrompt, ...labels.slice(0, 2), h("details", {}, h("summary", { text: WORDS.moreSampling }), ...labels.slice(2))),
-      this.knobPart);
+      this.knobPart,
+      this.sourcePart);
     this.rows = new Map();
   }
 
@@ -46,6 +49,9 @@ class Drawer {
     if (this.root.hidden) return;
     this.showRequests(row ? row.items : []);
     this.showKnobs(status.knobs || {});
+    const said = [status.device, status.badge].filter(Boolean).join(": ");
+    setText(this.source, said);
+    this.sourcePart.hidden = !said;
   }
 
   showRequests(items) {

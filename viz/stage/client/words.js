@@ -10,7 +10,7 @@ const WORDS = {
   save: "Save recording", open: "Open recording",
   selected: "Selected", nothing: "Click something in the picture, or move with the arrow keys and press Enter.",
   requests: "Requests", noRequests: "No request is running.", abort: "Stop", abortOf: (name) => `Stop request ${name}`,
-  knobs: "Knobs", newPrompt: "Next prompt", moreSampling: "More",
+  knobs: "Knobs", sourceOf: "What runs here", newPrompt: "Next prompt", moreSampling: "More",
   sampling: {
     max_tokens: "Most new tokens", temperature: "Temperature (0 is greedy)", top_k: "Top-k (empty: all)", top_p: "Top-p (empty: 1)",
     seed: "Seed (empty: drawn)", n: "Samples", stop: "Stop before this text", chat: "Use the chat template",
