@@ -170,6 +170,14 @@ def test_the_inspector_says_which_source_and_precision_runs(opened):
     assert "weights from folder" in opened.locator(".glass-drawer").text_content()
 
 
+def test_inputs_follow_the_projectors_size_inside_gradio(opened):
+    opened.keyboard.press("p")
+    sizes = """[...document.querySelectorAll('.glass-root select, .glass-root input:not([type=checkbox])')]
+               .filter((e) => e.offsetParent).map((e) => parseFloat(getComputedStyle(e).fontSize))"""
+    until(lambda: opened.evaluate(sizes) and min(opened.evaluate(sizes)) >= 22, 5)
+    opened.keyboard.press("p")
+
+
 def test_the_page_does_not_scroll(address):
     for width, height in ((1280, 720), (1280, 600), (1920, 1080)):
         with page(address, width, height) as opened:
