@@ -91,7 +91,6 @@ def _serve(config: EngineConfig, start: Start, receive: Callable[[float], object
 def _serve_process(config: EngineConfig, start: Start, inbox, outbox) -> None:
     """The child process. It ends when its parent is gone, however that happened: it must not keep a GPU."""
     parent, looked = multiprocessing.parent_process(), time.monotonic()
-    outbox.cancel_join_thread()
 
     def receive(timeout: float) -> object:
         nonlocal looked
@@ -101,6 +100,7 @@ def _serve_process(config: EngineConfig, start: Start, inbox, outbox) -> None:
             if time.monotonic() - looked > 1.0:
                 looked = time.monotonic()
                 if not parent.is_alive():
+                    outbox.cancel_join_thread()  # nobody reads any more; a last message must arrive otherwise
                     return None
             raise
 
