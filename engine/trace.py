@@ -140,7 +140,7 @@ class TensorSample:
 
 @dataclass(frozen=True, slots=True)
 class KernelReport:
-    """A kernel's check against its reference at start, or a measured run. Plain data for the kernel page."""
+    """A kernel's check against its reference at start, or a measured run. Plain data."""
 
     name: str
     backend: str  # "triton", "torch"

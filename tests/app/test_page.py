@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from urllib.parse import urlsplit
 
@@ -137,11 +136,13 @@ def test_hostile_text_is_shown_as_text(opened):
              {"text": "a", "temperature": "hot"}, {"text": 7}, {"text": "a", "top_p": 2}],
 )  # fmt: skip
 def test_bad_input_gets_a_sentence_and_nothing_running_is_lost(opened, args):
+    say(opened, "pace", value=20)  # 900 tokens outlive the test
     running = prompt(opened, "stay alive", max_tokens=900)
     reply = say(opened, "prompt", **{"chat": False, **args})
     assert reply["ok"] is False
     assert reply["sentence"].endswith(".")
-    assert running["name"] in json.dumps(status(opened)["running"] + status(opened)["queued"]) or opened.wait_for_timeout(600) is None
+    opened.wait_for_timeout(700)  # a status newer than the refusal
+    assert status(opened)["running"] == [running["name"]]
 
 
 def test_an_unknown_command_and_a_bad_knob_get_a_sentence(opened):
