@@ -141,8 +141,9 @@ def test_bad_input_gets_a_sentence_and_nothing_running_is_lost(opened, args):
     reply = say(opened, "prompt", **{"chat": False, **args})
     assert reply["ok"] is False
     assert reply["sentence"].endswith(".")
-    opened.wait_for_timeout(700)  # a status newer than the refusal
-    assert status(opened)["running"] == [running["name"]]
+    refused_at = last_step(opened)
+    until(lambda: last_step(opened) > refused_at + 2)  # the engine went on
+    until(lambda: status(opened)["running"] == [running["name"]])
 
 
 def test_an_unknown_command_and_a_bad_knob_get_a_sentence(opened):
