@@ -8,6 +8,7 @@ import os
 import socket
 import sys
 import threading
+from pathlib import Path
 
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -19,14 +20,17 @@ from engine.config import CacheConfig, EngineConfig, ModelSource
 from engine.errors import EngineError
 from engine.recording import decode, load
 from engine.session import Session
+from engine.trace import Trace
+from engine.workloads import WORKLOADS
 from viz.registry import load_views
 from viz.stage.hub import Hub
+from viz.stage.lobby import Lobby, Shelf
 from viz.stage.page import stage_html
 from viz.stage.routes import routes
 from viz.stage.source import RecordingSource
-from viz.stage.switch import SwitchingSource
 from viz.words.caption import caption
 
+RECORDINGS = Path(__file__).parent / "assets" / "recordings"
 PAGE_CSS = """
 html, body, gradio-app { margin: 0; padding: 0; overflow: hidden; }
 .gradio-container, .gradio-container main, .gradio-container .wrap, #stage, #stage > * { margin: 0 !important; padding: 0 !important; max-width: none !important; gap: 0 !important; border: 0 !important; }
@@ -48,13 +52,20 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
-def source_of(args: argparse.Namespace) -> SwitchingSource:
+def shipped(preset: str) -> Trace | None:
+    """The recording of a preset that comes with the product."""
+    found = sorted(RECORDINGS.glob(f"{preset}-*.glass")) if preset in WORKLOADS else []
+    return load(found[0]) if found else None
+
+
+def source_of(args: argparse.Namespace) -> Lobby:
     """A recording, or a live engine that begins to load at once. Raises EngineError."""
+    shelf = Shelf(decode, shipped)
     if args.recording:
-        return SwitchingSource(RecordingSource(load(args.recording)), decode)
+        return Lobby(RecordingSource(load(args.recording)), shelf)
     check_model(args.model)
     config = EngineConfig(ModelSource(args.model, args.device, args.dtype, args.backend), CacheConfig(num_pages=args.pages))
-    return SwitchingSource(LiveSource(Session(config, own_process=args.own_process).start()), decode)
+    return Lobby(LiveSource(Session(config, own_process=args.own_process).start()), shelf)
 
 
 def page() -> gr.Blocks:
@@ -107,7 +118,7 @@ def main(argv: list[str] | None = None) -> int:
     return wait_forever(getattr(source.base, "session", None))
 
 
-def serve(source: SwitchingSource, args: argparse.Namespace) -> None:
+def serve(source: Lobby, args: argparse.Namespace) -> None:
     """Start the web server; returns at once."""
     hub = Hub(source, load_views(), caption=caption, default_views=("blocks", "batching"), title="Glass Engine")
     page().launch(

@@ -1,8 +1,8 @@
 """A Session as the page's Source (viz/stage/source.py): status as plain JSON, commands as names and plain dicts.
 
 Everything a browser says is checked here once more: types, lengths, ranges. When a viewer has left, the requests
-that it made end after a short grace; when the room is empty, all of them do. A newcomer within the grace takes a
-leaver's requests over, so that a reload does not kill them and a closed tab does.
+that it made end after a short grace; when the room is empty, all of them do. A viewer is a tab, which keeps its name
+over a reload or a lost connection: coming back within the grace keeps its requests, closing the tab does not.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 
 from engine.config import KNOBS, Cost, knob_values
@@ -39,7 +39,7 @@ class LiveSource:
     def __init__(self, session: Session, grace: float = GRACE_S) -> None:
         self.session = session
         self._grace = grace
-        self._viewers: dict[str, set[str]] = {}
+        self._viewers: dict[str, Counter[str]] = {}  # viewer → connections
         self._leavers: dict[str, dict[str, threading.Timer]] = {}
         self._owned: dict[str, deque[int]] = {}  # viewer -> requests that it made
         self._lock = threading.Lock()
@@ -114,8 +114,9 @@ class LiveSource:
         answer = await asyncio.to_thread(act, room, args) or {}
         if name == "prompt":
             self._owned.setdefault(viewer, deque(maxlen=1000)).append(answer["request_id"])
-            if viewer not in self._viewers.get(room, ()):  # it left meanwhile
-                self.viewer_left(room, viewer)
+            if not self._viewers.get(room, {}).get(viewer):  # it left meanwhile
+                with self._lock:
+                    self._start_grace(room, viewer)
         return {"ok": True, **answer}
 
     def do_prompt(self, room: str, args: Mapping[str, object]) -> dict[str, object]:
@@ -178,34 +179,39 @@ class LiveSource:
 
     # ---- who is watching ----
 
+    def is_open(self, room: str) -> bool:
+        return room in ROOMS
+
     def viewer_joined(self, room: str, viewer: str) -> None:
         """Raises EngineError "unknown_room"."""
-        if room not in ROOMS:
+        if not self.is_open(room):
             raise EngineError("unknown_room", "This engine has no room of that name. Open the page without ?room= in its address.")
         with self._lock:
-            self._viewers.setdefault(room, set()).add(viewer)
-            leavers = self._leavers.get(room)
-            if leavers:
-                leaver, timer = leavers.popitem()
+            self._viewers.setdefault(room, Counter())[viewer] += 1
+            timer = self._leavers.get(room, {}).pop(viewer, None)
+            if timer is not None:
                 timer.cancel()
-                if leaver in self._owned:
-                    self._owned[viewer] = self._owned.pop(leaver)
 
     def viewer_left(self, room: str, viewer: str) -> None:
         with self._lock:
-            watching = self._viewers.setdefault(room, set())
-            watching.discard(viewer)
-            if watching and viewer not in self._owned:
+            watching = self._viewers.setdefault(room, Counter())
+            watching[viewer] -= 1
+            watching += Counter()  # drops who has no connection left
+            self._viewers[room] = watching
+            if watching[viewer] or (watching and viewer not in self._owned):
                 return
-            timer = threading.Timer(self._grace, self._abandon, (room, viewer))
-            timer.daemon = True
-            self._leavers.setdefault(room, {})[viewer] = timer
-            timer.start()
+            self._start_grace(room, viewer)
+
+    def _start_grace(self, room: str, viewer: str) -> None:
+        timer = threading.Timer(self._grace, self._abandon, (room, viewer))
+        timer.daemon = True
+        self._leavers.setdefault(room, {})[viewer] = timer
+        timer.start()
 
     def _abandon(self, room: str, viewer: str) -> None:
         with self._lock:
             if self._leavers.get(room, {}).pop(viewer, None) is None:
-                return  # somebody came back
+                return  # it came back
             owned = set(self._owned.pop(viewer, ()))
             ending = owned & self.session.alive if self._viewers.get(room) else {None}
         with contextlib.suppress(EngineError):  # an engine that is not there runs nothing

@@ -158,6 +158,8 @@ class TextTokenizer:
         if token_id in self.special_ids:
             return token
         raw = token_bytes(token, self.decoding)
+        if raw is None and self.decoding.kind == "other":  # the vocabulary spells it in an alphabet that only its decoder knows
+            return self.backend.decode([token_id], skip_special_tokens=False) or token
         return show_bytes(raw) if raw is not None else token.replace(self.decoding.mark or "▁", " ")
 
 

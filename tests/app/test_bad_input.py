@@ -23,7 +23,7 @@ from tests.engine.test_generate import check_sentence, damaged
 from tests.viz.test_stage_support import serve
 from viz.registry import load_views
 from viz.stage.hub import Hub
-from viz.stage.switch import SwitchingSource
+from viz.stage.lobby import Lobby, Shelf
 
 needs_chromium = pytest.mark.skipif(chromium() is None, reason="needs Chromium")
 
@@ -65,7 +65,7 @@ def another(opened, address: str):
 def loading(model: str):
     """The address of a stage whose engine begins to load this model."""
     session = Session(EngineConfig(ModelSource(model, "cpu"), CacheConfig(num_pages=40)), own_process=False).start()
-    with serve(Hub(SwitchingSource(LiveSource(session), decode), load_views())) as address:
+    with serve(Hub(Lobby(LiveSource(session), Shelf(decode)), load_views())) as address:
         yield address
     session.close()
 

@@ -27,7 +27,7 @@ from tests.engine.test_generate import check_sentence
 from tests.viz.test_stage_support import serve
 from viz.registry import load_views
 from viz.stage.hub import Hub, HubConfig
-from viz.stage.switch import SwitchingSource
+from viz.stage.lobby import Lobby, Shelf
 
 pytestmark = pytest.mark.skipif(chromium() is None, reason="needs Chromium")
 
@@ -39,7 +39,7 @@ def live(tiny_llama):
     """(session, hub, address) of a server in this process, with short times and the real engine."""
     config = EngineConfig(ModelSource(str(tiny_llama), "cpu", "float32"), CacheConfig(num_pages=96))
     session = Session(config, own_process=False).start().wait_ready(60)
-    hub = Hub(SwitchingSource(LiveSource(session, GRACE), decode), load_views(), config=HubConfig(silence=SILENCE, ping=0.4))
+    hub = Hub(Lobby(LiveSource(session, GRACE), Shelf(decode)), load_views(), config=HubConfig(silence=SILENCE, ping=0.4))
     with serve(hub) as address:
         yield session, hub, address
     session.close()

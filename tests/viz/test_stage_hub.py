@@ -175,7 +175,7 @@ def test_hello_comes_first_and_a_binary_message_ends_it():
 def test_the_source_hears_who_left():
     stage = setup()
     with stage.client.websocket_connect("/glass/ws") as ws:
-        viewer = Browser(ws).welcome["viewer"]
+        viewer = stage.hub.viewers[Browser(ws).welcome["viewer"]].person
         assert stage.source.joined == [viewer] and stage.source.left == []
     assert wait_for(lambda: stage.source.left == [viewer]) and not stage.hub.viewers and not stage.hub._rooms
 
@@ -249,6 +249,7 @@ def test_polling_gives_the_same_messages_and_survives_a_lost_answer():
     with stage.client:
         first = _messages(stage.client.post("/glass/poll", json={"say": [hello], "seq": 0}).content)
         viewer = first[0]["viewer"]
+        person = stage.hub.viewers[viewer].person
         ask = lambda **body: _messages(stage.client.post(f"/glass/poll?viewer={viewer}", json=body).content)  # noqa: E731
         frames = ask(seq=0, say=[])[-1]
         assert "figure" in frames["panels"][0]
@@ -259,7 +260,7 @@ def test_polling_gives_the_same_messages_and_survives_a_lost_answer():
         assert "figure" in again["panels"][0], "the browser never saw the last answer"
         assert ask(say=[{"t": "command", "id": 3, "name": "pause", "args": {}}], wait=0) == []
         assert ask(seq=again["seq"], say=[])[0] == {"t": "reply", "id": 3, "result": {"ok": True, "name": "D"}, "arrays": []}
-        assert wait_for(lambda: stage.source.left == [viewer])
+        assert wait_for(lambda: stage.source.left == [person])
         assert ask(seq=1, say=[])[0]["code"] == "gone"
 
 

@@ -25,6 +25,7 @@ from viz.stage.viewer import Viewer
 from viz.view import Frame, View, ViewState, render
 
 Caption = Callable[[Trace, int, str], str]
+Part = Callable[[Viewer], object]  # plain JSON for one viewer, None for nothing
 CACHED_PANELS = 96
 TIMELINE_EVERY = 0.4  # seconds; the scrubber reads whole tables
 PINNED_EVERY = 2.0  # seconds; a viewer in the past sees the same step however far the engine is
@@ -41,6 +42,7 @@ class Room:
     status: dict = field(default_factory=dict)
     status_json: Json = field(default_factory=lambda: Json("{}"))
     status_at: float = 0.0
+    edits: int = 0  # of what the stage's own parts say
     bins: tuple[str, dict, list[np.ndarray]] = ("", {}, [])
     bins_at: float = 0.0
     bins_version: object = None
@@ -48,15 +50,17 @@ class Room:
     watcher: asyncio.Task | None = None
 
     @property
-    def now(self) -> tuple[object, str]:
-        return self.version, self.status_json
+    def now(self) -> tuple[object, str, int]:
+        return self.version, self.status_json, self.edits
 
 
 class Composer:
     """Reads a Source; writes only into rooms and viewers that it is handed."""
 
-    def __init__(self, source: Source, views: Mapping[str, View], caption: Caption | None, slots: Slots) -> None:
-        self._source, self._views, self._caption, self._slots = source, views, caption, slots
+    def __init__(
+        self, source: Source, views: Mapping[str, View], caption: Caption | None, slots: Slots, parts: Mapping[str, Part]
+    ) -> None:
+        self._source, self._views, self._caption, self._slots, self._parts = source, views, caption, slots, parts
         self._panels: OrderedDict[tuple, asyncio.Task] = OrderedDict()
         self._workers = ThreadPoolExecutor(2, thread_name_prefix="glass-render")
         self.num_rendered = 0
@@ -72,6 +76,8 @@ class Composer:
         header: dict[str, object] = {"t": "frames", "seq": viewer.seq, "stamp": stamp, "now": time.time() * 1000}
         header |= {"step": shown, "first": trace.first_step, "last": trace.last_step, "following": following}
         add_if_new(viewer, header, "status", room.status_json)
+        for name, part in self._parts.items():
+            add_if_new(viewer, header, name, dumps(part(viewer)))
         arrays: list[np.ndarray] = []
         try:
             caption, chip_row = await self._texts(room, version, trace, shown, viewer.state)

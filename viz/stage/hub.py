@@ -4,7 +4,9 @@ A viewer returns a credit after drawing; only then is the newest state composed 
 frames and nothing piles up. One core, `receive` and `next`, serves both transports: a WebSocket, and `poll`
 where those are blocked (viz/stage/routes.py, or a Gradio event).
 
-The hub owns no records and takes no decision about the engine: it asks a Source and passes commands on.
+The hub owns no records and takes no decision about the engine: it asks a Source and passes commands on. What else
+the stage can do (people, chapters, pins) registers itself: `gates` may refuse a command, `handlers` answer one,
+`parts` add something to what each viewer is told.
 Rejected: pushing every step (a backlog in a slow tab), a frame a viewer (fifty renderings of one picture).
 """
 
@@ -14,7 +16,7 @@ import asyncio
 import json
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from inspect import isawaitable
 
@@ -22,10 +24,14 @@ from viz import theme
 from viz.select import hues
 from viz.stage.chips import Slots
 from viz.stage.codec import dumps, encode
-from viz.stage.composer import Caption, Composer, Room
-from viz.stage.source import ROOM, Source
-from viz.stage.viewer import MAX_CREDIT, Viewer, changed_state, room_name, wanted_panels
+from viz.stage.composer import Caption, Composer, Part, Room
+from viz.stage.source import ROOM, Landing, Source
+from viz.stage.viewer import MAX_CREDIT, Viewer, changed_state, person_of, room_name, wanted_panels
 from viz.view import View, ViewState
+
+Gate = Callable[[Viewer, str, Mapping[str, object]], None]  # raises an error with a `sentence` to refuse
+Handler = Callable[[Viewer, Mapping[str, object]], Awaitable[Mapping[str, object]]]
+Watcher = Callable[[Viewer], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +72,13 @@ class Hub:
         self.source, self.views, self.title, self.config = source, dict(views), title, config
         self.default_views = tuple(v for v in default_views if v in self.views) or tuple(self.views)[:2]
         self.viewers: dict[str, Viewer] = {}
-        self.composer = Composer(source, self.views, caption, slots)
+        self.gates: list[Gate] = []
+        self.handlers: dict[str, Handler] = {}
+        self.parts: dict[str, Part] = {}
+        self.entered: list[Watcher] = []  # told when a viewer has come into a room
+        self.left: list[Watcher] = []  # told when one is about to leave it, or has vanished
+        self.heard_view: list[Watcher] = []  # told when a viewer looks at something else
+        self.composer = Composer(source, self.views, caption, slots, self.parts)
         self._rooms: dict[str, Room] = {}
         self._tasks: set[asyncio.Task] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -79,17 +91,13 @@ class Hub:
         if len(self.viewers) >= self.config.max_viewers:
             raise Refused("full", "Too many people are watching. Please try again in a few minutes.")
         self._loop = asyncio.get_running_loop()
-        viewer = Viewer(room=room_name(said.get("room"), ROOM), transport=transport, max_fps=self.config.max_fps)
+        viewer = Viewer(transport=transport, person=person_of(said.get("person")), max_fps=self.config.max_fps)
         viewer.state = ViewState(views=self.default_views)
-        await _maybe(self.source.viewer_joined(viewer.room, viewer.id))
+        landing = await self._landing(viewer, said)
+        await self._enter(viewer, landing.room)
         self.viewers[viewer.id] = viewer
-        room = self._rooms.setdefault(viewer.room, Room(viewer.room))
-        room.viewers.add(viewer)
-        if room.watcher is None:
-            self._look(room, force=True)
-            room.watcher = asyncio.create_task(self._watch(room))
         self._said_hello(viewer, said)
-        viewer.post(encode(self._welcome(viewer)))
+        viewer.post(encode(self._welcome(viewer) | landing.facts()))
         return viewer
 
     async def leave(self, viewer: Viewer) -> None:
@@ -98,13 +106,59 @@ class Hub:
             return
         viewer.gone = True
         viewer.wake.set()
-        room = self._rooms[viewer.room]
+        await self._exit(viewer, viewer.room)
+
+    async def move(self, viewer: Viewer, room: str, **facts: object) -> None:
+        """Take a viewer to another room; `facts` travel with the message. Raises what the source refuses with."""
+        before = viewer.room
+        if before == room or viewer.gone:
+            return
+        await self._enter(viewer, room)
+        await self._exit(viewer, before)
+        viewer.sent.clear()
+        viewer.state = viewer.state.with_(step=None, selection=None)
+        viewer.dirty, viewer.seen = True, None
+        viewer.credit = max(viewer.credit, 1)
+        viewer.post(encode({"t": "moved", "room": room, **facts}))
+
+    def in_room(self, name: str) -> tuple[Viewer, ...]:
+        return tuple(self._rooms[name].viewers) if name in self._rooms else ()
+
+    def touch(self, name: str) -> None:
+        """A part (people, chapter) says something new in this room."""
+        room = self._rooms.get(name)
+        if room is not None:
+            room.edits += 1
+            for viewer in room.viewers:
+                viewer.wake.set()
+
+    async def _landing(self, viewer: Viewer, said: Mapping[str, object]) -> Landing:
+        land = getattr(self.source, "land", None)
+        if land is None:
+            return Landing(room_name(said.get("room"), ROOM))
+        return await land(viewer.id, viewer.person, said)
+
+    async def _enter(self, viewer: Viewer, name: str) -> None:
+        await _maybe(self.source.viewer_joined(name, viewer.person))
+        viewer.room = name
+        room = self._rooms.setdefault(name, Room(name))
+        room.viewers.add(viewer)
+        if room.watcher is None:
+            self._look(room, force=True)
+            room.watcher = asyncio.create_task(self._watch(room))
+        for told in self.entered:
+            told(viewer)
+
+    async def _exit(self, viewer: Viewer, name: str) -> None:
+        room = self._rooms[name]
         room.viewers.discard(viewer)
+        for told in self.left:
+            told(viewer)
         if not room.viewers:
-            del self._rooms[viewer.room]
+            del self._rooms[name]
             if room.watcher:
                 room.watcher.cancel()
-        await _maybe(self.source.viewer_left(viewer.room, viewer.id))
+        await _maybe(self.source.viewer_left(name, viewer.person))
 
     def notify(self, room: str) -> None:
         """From any thread: there is something new in `room`. Optional; the hub also looks by itself."""
@@ -170,6 +224,8 @@ class Hub:
         if isinstance(fps, (int, float)) and 0 < fps < 1e6:
             viewer.max_fps = min(max(float(fps), 0.2), self.config.max_fps)
         viewer.dirty = True
+        for told in self.heard_view:
+            told(viewer)
 
     def _said_command(self, viewer: Viewer, said: Mapping[str, object]) -> None:
         name, args, number = said.get("name"), said.get("args"), said.get("id")
@@ -179,19 +235,47 @@ class Hub:
         if viewer.commands >= self.config.max_commands:
             return self._reply(viewer, number, failure("busy", "Too many commands at once; please wait a moment."))
         viewer.commands += 1
-        task = asyncio.create_task(self._command(viewer, number, name[:60], args))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._soon(self._command(viewer, number, name[:60], args))
 
     async def _command(self, viewer: Viewer, number: int, name: str, args: Mapping[str, object]) -> None:
         try:
-            result = await self.source.command(viewer.room, viewer.id, name, args)
+            result = await self.act(viewer, name, args)
         except Exception as error:
             result = failure_of(error)
         finally:
             viewer.commands -= 1
         self._reply(viewer, number, result)
         self._notified(viewer.room)
+
+    async def act(self, viewer: Viewer, name: str, args: Mapping[str, object]) -> Mapping[str, object]:
+        """Do what a viewer asks for. A source may answer {"move": room}: then the viewer goes there first and the
+        command is said again; {"later": True}: it is said again when the source is ready. Raises refusals."""
+        for gate in self.gates:
+            gate(viewer, name, args)
+        if name in self.handlers:
+            return await self.handlers[name](viewer, args)
+        result = await self.source.command(viewer.room, viewer.person, name, args)
+        if isinstance(result.get("move"), str):
+            await self.move(viewer, result["move"])
+            if result.get("again"):
+                return await self.source.command(viewer.room, viewer.person, name, args)
+        elif result.get("later"):
+            self._soon(self._act_later(viewer, name, args))
+        return result
+
+    async def _act_later(self, viewer: Viewer, name: str, args: Mapping[str, object]) -> None:
+        await self.source.until_ready()
+        if viewer.gone:
+            return
+        try:
+            await self.act(viewer, name, args)
+        except Exception as error:
+            viewer.post(encode({"t": "error", **failure_of(error)}))
+
+    def _soon(self, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _reply(self, viewer: Viewer, number: int, result: Mapping[str, object]) -> None:
         try:
@@ -227,6 +311,14 @@ class Hub:
             room.stamp = time.time() * 1000
             for viewer in room.viewers:
                 viewer.wake.set()
+            if status.get("state") == "closed":
+                self._soon(self._turn_out(room, status))
+
+    async def _turn_out(self, room: Room, status: Mapping[str, object]) -> None:
+        """A room has ended: whoever is still in it lands again, with the sentence."""
+        for viewer in tuple(room.viewers):
+            landing = await self._landing(viewer, {})
+            await self.move(viewer, landing.room, sentence=str(status.get("sentence", "")))
 
     def _due(self, viewer: Viewer, room: Room) -> float | None:
         """Seconds until frames may be composed for a viewer; None when there is nothing to say to it."""
@@ -245,7 +337,9 @@ class Hub:
             viewer.wake.clear()
             if viewer.outbox:
                 return viewer.outbox.popleft()
-            room = self._rooms[viewer.room]
+            room = self._rooms.get(viewer.room)
+            if room is None:
+                return None
             due = self._due(viewer, room)
             if due == 0.0:
                 viewer.next_at = time.monotonic() + 1 / _fps(viewer, room)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -21,9 +21,21 @@ from engine.trace import Trace
 ROOM = "main"
 
 
+@dataclass(frozen=True, slots=True)
+class Landing:
+    """Where a newcomer comes in, and what it is told: `sentence`, and the `state` to look at (a link's step)."""
+
+    room: str
+    sentence: str = ""
+    state: Mapping[str, object] = field(default_factory=dict)
+
+    def facts(self) -> dict[str, object]:
+        return {"sentence": self.sentence, "at": dict(self.state)}
+
+
 @runtime_checkable
 class Source(Protocol):
-    """Records and commands of every room. `room` is a short name, `viewer` the hub's id of one connection."""
+    """Records and commands of every room. `room` is a short name, `viewer` the secret name of one tab (a person)."""
 
     def trace(self, room: str) -> Trace:
         """An immutable snapshot."""
@@ -34,7 +46,7 @@ class Source(Protocol):
     def status(self, room: str) -> dict:
         """Plain JSON. Keys (all but `state` may be missing):
 
-        state: "paused", "running", "idle", "loading" or "dead"; pace: steps a second, None is free-run;
+        state: "paused", "running", "idle", "loading", "dead" or "closed" (the room has ended: `sentence` says why); pace: steps a second, None is free-run;
         live: False for a recording; model: {"name", …}; device; badge: a sentence about the source;
         cursor: the room's playhead (step_id) where it is not the newest record; queued, running: names;
         progress: {"text", "fraction"} or None; error: {"code", "sentence"} or None;
@@ -45,7 +57,8 @@ class Source(Protocol):
         """
 
     async def command(self, room: str, viewer: str, name: str, args: Mapping[str, object]) -> dict:
-        """{"ok": True, …} or {"ok": False, "code", "sentence"}. May raise EngineError (it has code and sentence)."""
+        """{"ok": True, …} or {"ok": False, "code", "sentence"}. May raise EngineError (it has code and sentence).
+        {"move": room, "again": bool} takes the viewer to another room (and says the command there)."""
 
     def viewer_joined(self, room: str, viewer: str) -> None:
         """May raise an error with a `sentence` to refuse."""

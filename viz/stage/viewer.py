@@ -19,6 +19,7 @@ from viz.view import THEMES, ViewState
 MAX_PANELS = 3
 MAX_OUTBOX = 64
 MAX_CREDIT = 4
+_PERSON = re.compile(r"[A-Za-z0-9_-]{20,60}")
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,60}")
 
 
@@ -26,9 +27,10 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]{1,60}")
 class Viewer:
     """`sent` maps a part to the digest that the browser has. `credit`: frames it may still be sent."""
 
-    room: str
     transport: str
-    id: str = field(default_factory=lambda: secrets.token_urlsafe(12))
+    room: str = ""
+    id: str = field(default_factory=lambda: secrets.token_urlsafe(12))  # of this connection
+    person: str = field(default_factory=lambda: secrets.token_urlsafe(18))  # of this tab, also after a reload; a secret
     state: ViewState = field(default_factory=ViewState)
     panels: tuple[tuple[str, tuple[int, int]], ...] = ()
     credit: int = 0
@@ -51,6 +53,11 @@ class Viewer:
             self.outbox.popleft()
         self.outbox.append(message)
         self.wake.set()
+
+
+def person_of(value: object) -> str:
+    """What a tab calls itself, if that is long enough not to be guessed; otherwise a new name."""
+    return value if isinstance(value, str) and _PERSON.fullmatch(value) else secrets.token_urlsafe(18)
 
 
 def room_name(value: object, otherwise: str) -> str:

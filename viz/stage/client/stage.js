@@ -22,6 +22,7 @@ class Stage {
     this.sampling = { max_tokens: 64, temperature: 0 };
     this.stats = { updates: 0, frames: 0, latency: 0, latencies: [], drawMs: [], bytes: 0, transport: "none", reconnects: -1 };
     this.state = { views: [], step: null, selection: null, layer: 0, head: 0, theme: "light", language: "en" };
+    this.person = personName();
     this.fromUrl();
     this.root.dataset.theme = this.state.theme;
     this.look = new Look(root);
@@ -114,7 +115,9 @@ class Stage {
   hello(credit) {
     this.credits = 0;
     this.models.clear();
-    return { t: "hello", credit, room: new URLSearchParams(location.search).get("room") || "main", ...this.viewMessage() };
+    const query = new URLSearchParams(location.search);
+    const rec = this.arrived ? "" : query.get("rec") || ""; // a link is followed once; a reconnect goes where the viewer was
+    return { t: "hello", credit, person: this.person, room: this.room || query.get("room") || "", rec, chapter: query.get("chapter") || "", ...this.viewMessage() };
   }
 
   viewMessage() {
@@ -169,6 +172,23 @@ class Stage {
       if (done) done(header.result);
     } else if (header.t === "error") this.tellNotice(header.sentence, true);
     else if (header.t === "frames") this.frames(header, arrays);
+    else if (header.t === "moved") this.moved(header);
+  }
+
+  // The server took this tab to another room: what it showed is gone, what it shows begins there.
+  moved(header) {
+    this.cameTo(header.room);
+    this.models.clear();
+    this.at = { following: true };
+    Object.assign(this.state, { step: null, selection: null });
+    if (header.sentence) this.tellNotice(header.sentence, false);
+    this.remember();
+    this.redraw();
+  }
+
+  cameTo(room) {
+    this.room = room.startsWith("~") ? "" : room;
+    this.intro = room.startsWith("~");
   }
 
   welcome(header) {
@@ -176,6 +196,10 @@ class Stage {
     this.look.maps = header.theme.maps;
     this.look.luts.clear();
     setText(this.header.title, header.title);
+    this.cameTo(header.room);
+    this.arrived = true;
+    if (header.at && Number.isInteger(header.at.step)) this.state.step = header.at.step;
+    if (header.sentence) this.tellNotice(header.sentence, false);
     const known = new Set(this.catalogue.map((v) => v.name));
     const wanted = this.state.views.filter((v) => known.has(v));
     this.state.views = wanted.length ? wanted : header.default_views;
@@ -525,6 +549,8 @@ class Stage {
 
   toUrl() {
     const url = new URL(location.href);
+    if (this.room && this.room !== "main") url.searchParams.set("room", this.room);
+    else url.searchParams.delete("room");
     const plain = { views: "", step: null, selection: null, layer: 0, head: 0, theme: "light" };
     for (const key of URL_KEYS) {
       const value = key === "views" ? this.state.views.join(",") : this.state[key];
@@ -548,6 +574,17 @@ class Stage {
     delete this.root.glassStage;
     if (window.glass && window.glass.stage === this) delete window.glass;
   }
+}
+
+// This tab's secret name: a reload keeps it, so that its requests and rights stay its own. A duplicated tab gets a copy.
+function personName() {
+  try {
+    const known = sessionStorage.getItem("glass-person");
+    if (known) return known;
+    const made = Array.from(crypto.getRandomValues(new Uint8Array(18)), (b) => b.toString(16).padStart(2, "0")).join("");
+    sessionStorage.setItem("glass-person", made);
+    return made;
+  } catch { return ""; }
 }
 
 function keep(list, value) {
