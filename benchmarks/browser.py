@@ -77,10 +77,9 @@ def page(address: str, width: int = 1280, height: int = 720, **options: object) 
 
 
 def wait_live(opened, timeout_s: float = 180) -> None:
-    """Until the model is loaded."""
-    opened.wait_for_function(
-        "['idle', 'running', 'paused'].includes(window.glass.stage.status && window.glass.stage.status.state)", timeout=timeout_s * 1000
-    )
+    """Until the model is loaded, whatever the page shows meanwhile."""
+    state = "(s => s && (s.engine || s).state)(window.glass.stage.status)"
+    opened.wait_for_function(f"['idle', 'running', 'paused'].includes({state})", timeout=timeout_s * 1000)
 
 
 def say(opened, name: str, /, **args: object) -> dict:
