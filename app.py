@@ -15,19 +15,25 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import gradio as gr
 
-from engine.audience import LiveSource
+from engine.audience import Hosting, LiveSource, for_many, rooms_that_fit
+from engine.chrome_trace import chrome_trace
 from engine.config import CacheConfig, EngineConfig, ModelSource
 from engine.errors import EngineError
-from engine.recording import decode, load
+from engine.recording import clip, decode, encode, load
 from engine.session import Session
 from engine.trace import Trace
 from engine.workloads import WORKLOADS
-from viz.registry import load_views
-from viz.stage.hub import Hub
+from viz.registry import load_chapters, load_views
+from viz.stage.export import offer_timeline
+from viz.stage.hub import Hub, HubConfig
+from viz.stage.limits import MAX_PER_ADDRESS, PUBLIC
 from viz.stage.lobby import Lobby, Shelf
 from viz.stage.page import stage_html
+from viz.stage.people import NO_LIMITS, People
+from viz.stage.pins import Pins, offer_links
 from viz.stage.routes import routes
 from viz.stage.source import RecordingSource
+from viz.stage.tour import Tour
 from viz.words.caption import caption
 
 RECORDINGS = Path(__file__).parent / "assets" / "recordings"
@@ -46,6 +52,10 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--dtype", default="auto", choices=("auto", "float32", "float16", "bfloat16"))
     p.add_argument("--backend", default="auto", choices=("auto", "torch", "triton"))
     p.add_argument("--pages", type=int, default=96, help="blocks of the KV cache (96 can still be read from the last row)")
+    p.add_argument("--public", action="store_true", help="for strangers: a room for each visitor, with limits, closed when it is idle")
+    p.add_argument("--rooms", type=int, help="most rooms at a time with --public (default: 20, fewer where memory is small)")
+    p.add_argument("--room-minutes", type=float, default=2, help="after so many idle minutes a room ends, with --public")
+    p.add_argument("--proxies", type=int, default=1 if "SPACE_ID" in os.environ else 0, help="trusted proxies in front of this server")
     p.add_argument("--own-process", action=argparse.BooleanOptionalAction, help="engine in a process of its own (default: on a GPU)")
     p.add_argument("--host", default=os.environ.get("GRADIO_SERVER_NAME", "127.0.0.1"))
     p.add_argument("--port", type=int, default=os.environ.get("GRADIO_SERVER_PORT", "7860"))
@@ -60,12 +70,14 @@ def shipped(preset: str) -> Trace | None:
 
 def source_of(args: argparse.Namespace) -> Lobby:
     """A recording, or a live engine that begins to load at once. Raises EngineError."""
-    shelf = Shelf(decode, shipped)
+    shelf = Shelf(decode, shipped, Pins(encode, decode, clip))
     if args.recording:
-        return Lobby(RecordingSource(load(args.recording)), shelf)
+        return Lobby(RecordingSource(load(args.recording)), shelf, public=args.public)
     check_model(args.model)
     config = EngineConfig(ModelSource(args.model, args.device, args.dtype, args.backend), CacheConfig(num_pages=args.pages))
-    return Lobby(LiveSource(Session(config, own_process=args.own_process).start()), shelf)
+    hosting = Hosting(60 * args.room_minutes) if args.public else None
+    config = for_many(config, args.rooms or rooms_that_fit()) if args.public else config
+    return Lobby(LiveSource(Session(config, own_process=args.own_process).start(), hosting=hosting), shelf, public=args.public)
 
 
 def page() -> gr.Blocks:
@@ -120,7 +132,12 @@ def main(argv: list[str] | None = None) -> int:
 
 def serve(source: Lobby, args: argparse.Namespace) -> None:
     """Start the web server; returns at once."""
-    hub = Hub(source, load_views(), caption=caption, default_views=("blocks", "batching"), title="Glass Engine")
+    config = HubConfig(max_per_address=MAX_PER_ADDRESS if args.public else None, proxies=args.proxies)
+    hub = Hub(source, load_views(), caption=caption, default_views=("blocks", "batching"), title="Glass Engine", config=config)
+    People(hub, PUBLIC if args.public else NO_LIMITS)
+    offer_links(hub, source.shelf.pinned)
+    offer_timeline(hub, chrome_trace)
+    Tour(hub, load_chapters())
     page().launch(
         server_name=args.host, server_port=args.port, app_kwargs={"routes": routes(hub)}, ssr_mode=False, css=PAGE_CSS,
         footer_links=[], quiet=True, prevent_thread_lock=True,

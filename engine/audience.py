@@ -3,6 +3,8 @@
 Everything a browser says is checked here once more: types, lengths, ranges. When a viewer has left, the requests
 that it made end after a short grace; when the room is empty, all of them do. A viewer is a tab, which keeps its name
 over a reload or a lost connection: coming back within the grace keeps its requests, closing the tab does not.
+
+On a laptop there is the room main. For strangers (Hosting) rooms are opened on demand and end when they are idle.
 """
 
 from __future__ import annotations
@@ -11,50 +13,110 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections import Counter, deque
-from collections.abc import Mapping
+from collections import Counter, OrderedDict
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 
-from engine.config import KNOBS, Cost, knob_values
+from engine.config import KNOBS, Cost, EngineConfig, Scope, knob_values, with_knob
 from engine.errors import EngineError
 from engine.recording import encode
 from engine.request import SamplingParams
-from engine.session import Session, Status
+from engine.session import Handle, Session, Status
 from engine.tokenizer import check_text
 from engine.trace import Trace
+from engine.veil import veiled
 from engine.workloads import WORKLOADS
 
 GRACE_S = 3.0
 SHARED_FPS = 3  # frames a second while a CPU engine runs freely: each costs about 45 ms of both cores where the browser runs here too
 MAX_LIVE = 32  # prompts of one room at a time
 MAX_STOPS, MAX_STOP = 4, 100  # stop strings of a prompt, characters of one
-ROOMS = frozenset({"main"})  # what the core opens
+MAIN = "main"
+ENDED = "This room was idle and has ended. Type a sentence to start a new one."
+ROOM_BYTES = 24 * 2**20  # of records, in a room among many
+PAGES_BYTES = 72 * 2**20  # 96 blocks of the default model in float32
+MAX_ENDED = 500  # closed rooms that are remembered
+
+
+@dataclass(frozen=True, slots=True)
+class Hosting:
+    """How rooms of strangers live; without it there is the one room, which stays.
+
+    Args:
+        idle_s: a room ends when nobody is there, or nobody does anything, for so long.
+        busy_s: the same while requests run and somebody looks on.
+    """
+
+    idle_s: float = 120.0
+    busy_s: float = 600.0
+
+
+def for_many(config: EngineConfig, rooms: int) -> EngineConfig:
+    """One arena for so many rooms beside the engine's own, and records that fit in memory together."""
+    each = config.cache.num_pages or 96
+    cache = replace(config.cache, num_pages=each, arena_pages=each * (rooms + 1))
+    return replace(config, cache=cache, max_rooms=rooms + 1, trace_bytes=min(config.trace_bytes, ROOM_BYTES))
+
+
+def rooms_that_fit(most: int = 20) -> int:
+    """As many rooms as half of the free memory carries, when each takes its pages of the default model and its records."""
+    try:
+        facts = dict(line.split(":") for line in open("/proc/meminfo", encoding="ascii").read().splitlines())
+        free = int(facts["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        return most
+    return max(min(most, free // 2 // (2 * ROOM_BYTES + PAGES_BYTES)), 2)
+
+
+@dataclass(eq=False)
+class _Room:
+    """Who watches a room, what they asked for, and what the host hid."""
+
+    acted: float = field(default_factory=time.monotonic)
+    viewers: Counter[str] = field(default_factory=Counter)  # person → connections
+    leavers: dict[str, threading.Timer] = field(default_factory=dict)
+    owned: dict[str, list[Handle]] = field(default_factory=dict)  # person → requests that it made and that may be alive
+    hidden: frozenset[int] = frozenset()
+    veil: tuple[object, Trace] = (None, Trace())  # a snapshot, and the same without what is hidden
+    edits: int = 0
 
 
 class LiveSource:
     """Args:
     session: started or not yet ready.
-    grace: seconds between the last viewer's leaving and the end of the room's requests.
+    grace: seconds between a viewer's leaving and the end of its requests.
+    hosting: many rooms, which close when they are idle; None: the room main.
     """
 
-    def __init__(self, session: Session, grace: float = GRACE_S) -> None:
-        self.session = session
+    def __init__(self, session: Session, grace: float = GRACE_S, hosting: Hosting | None = None) -> None:
+        self.session, self.hosting = session, hosting
         self._grace = grace
-        self._viewers: dict[str, Counter[str]] = {}  # viewer → connections
-        self._leavers: dict[str, dict[str, threading.Timer]] = {}
-        self._owned: dict[str, deque[int]] = {}  # viewer -> requests that it made
-        self._lock = threading.Lock()
+        self._rooms: dict[str, _Room] = {} if hosting else {MAIN: _Room()}
+        self._ended: OrderedDict[str, str] = OrderedDict()  # room → why
+        self._lock = threading.RLock()
         self._rate = _Rate()
+        if hosting is not None:
+            threading.Thread(target=self._reap_for_ever, args=(hosting,), daemon=True, name="rooms").start()
 
     # ---- what the page reads ----
 
     def trace(self, room: str) -> Trace:
-        return self.session.trace(room)
+        """Without what the host hid."""
+        trace, home = self.session.trace(room), self._rooms.get(room)
+        if home is None or not home.hidden:
+            return trace
+        if home.veil[0] is not trace:
+            home.veil = (trace, veiled(trace, home.hidden))
+        return home.veil[1]
 
-    def version(self, room: str) -> int:
-        return self.session.version
+    def version(self, room: str) -> tuple[int, int]:
+        home = self._rooms.get(room)
+        return self.session.version_of(room), home.edits if home else -1
 
     def status(self, room: str) -> dict[str, object]:
         session, status = self.session, self.session.status(room)
+        if room in self._ended or status.state == "closed":
+            return {"state": "closed", "live": True, "code": "room_closed", "sentence": self._ended.get(room, ENDED)}
         meta = session.meta
         model = dict(meta.get("model") or {"name": session.config.source.model or "SmolLM2-135M-Instruct"})
         rates = self._rate.of(session.trace(room)) if status.state == "running" else {}
@@ -69,7 +131,7 @@ class LiveSource:
             "running": list(status.running),
             "progress": None if status.progress is None else {"text": status.progress.text, "fraction": status.progress.fraction},
             "error": {"code": "engine", "sentence": status.sentence} if status.sentence else None,
-            "knobs": self._knobs() if session.is_ready else {},
+            "knobs": self._knobs(room) if session.is_ready else {},
             "presets": [{"name": name, "title": w.title, "point": w.point} for name, w in WORKLOADS.items()],
             "recording": {"save": bool(len(session.trace(room))), "open": True},
             "max_fps": SHARED_FPS if self._needs_the_cores(status) else None,
@@ -88,8 +150,8 @@ class LiveSource:
             return ""
         return f"weights from {model['weights']}, {model['precision']}, running in {meta['dtype']} on {meta['backend']} kernels"
 
-    def _knobs(self) -> dict[str, dict[str, object]]:
-        values = knob_values(self.session.config)
+    def _knobs(self, room: str) -> dict[str, dict[str, object]]:
+        values = knob_values(self._config(room))
         found = {}
         for name, knob in KNOBS.items():
             entry: dict[str, object] = {"value": values[name], "label": name, "cost": knob.cost.value}
@@ -98,28 +160,42 @@ class LiveSource:
             elif knob.kind is bool:
                 entry["choices"] = [True, False]
             else:
-                entry |= {"min": knob.low, "max": knob.high}
+                entry |= {"min": knob.low, "max": min(knob.high, self._most(name))}
             if knob.cost is Cost.FLUSH:
                 entry["note"] = "running requests recompute their cache"
+            if self._is_fixed(name):
+                entry["why"] = "the same for all rooms of this public page"
             found[name] = entry
         return found
+
+    def _config(self, room: str) -> EngineConfig:
+        return self.session.config_of(room) if room in self.session.rooms else self.session.config
+
+    def _is_fixed(self, knob: str) -> bool:
+        return self.hosting is not None and KNOBS[knob].scope is Scope.ENGINE
+
+    def _most(self, knob: str) -> int:
+        """A room among many may not take the others' blocks."""
+        lease = self.session.config.cache.num_pages if self.hosting and knob == "num_pages" else None
+        return 2**31 if lease is None else lease
 
     # ---- what the page asks for ----
 
     async def command(self, room: str, viewer: str, name: str, args: Mapping[str, object]) -> dict[str, object]:
-        """Answers on a worker thread: tokenising and waiting for the engine must not hold the event loop."""
+        """Answers on a worker thread: tokenising and waiting for the engine must not hold the event loop. `viewer` "" is
+        the page itself, which keeps no room from being idle."""
         act = getattr(self, f"do_{name}", None)
         if act is None:
             raise EngineError("unknown_command", "The page asked for something that the engine does not know.", name=name[:60])
-        answer = await asyncio.to_thread(act, room, args) or {}
+        if not self.is_open(room) and self.session.is_ready:
+            raise EngineError("unknown_room", ENDED)
+        if viewer:
+            self.touched(room)
         if name == "prompt":
-            self._owned.setdefault(viewer, deque(maxlen=1000)).append(answer["request_id"])
-            if not self._viewers.get(room, {}).get(viewer):  # it left meanwhile
-                with self._lock:
-                    self._start_grace(room, viewer)
-        return {"ok": True, **answer}
+            return {"ok": True, **await asyncio.to_thread(self.do_prompt, room, args, viewer)}
+        return {"ok": True, **(await asyncio.to_thread(act, room, args) or {})}
 
-    def do_prompt(self, room: str, args: Mapping[str, object]) -> dict[str, object]:
+    def do_prompt(self, room: str, args: Mapping[str, object], viewer: str = "") -> dict[str, object]:
         text = args.get("text")
         if not isinstance(text, str):
             raise EngineError("bad_text", "The prompt must be text.")
@@ -127,7 +203,24 @@ class LiveSource:
         if len(status.running) + len(status.waiting) >= MAX_LIVE:
             raise EngineError("too_many", f"{MAX_LIVE} requests are alive already; wait until one has finished.", limit=MAX_LIVE)
         handle = self.session.add(text, sampling_of(args), room=room, chat=args.get("chat", True) is True)
+        self._made(room, viewer, handle)
         return {"name": handle.name, "request_id": handle.request_id, "queued": status.state == "paused"}
+
+    def _made(self, room: str, viewer: str, handle: Handle) -> None:
+        with self._lock:
+            home = self._rooms.get(room)
+            if home is None or not viewer:
+                return
+            home.owned[viewer] = [*(h for h in home.owned.get(viewer, ()) if self._is_alive(room, h)), handle]
+            if not home.viewers[viewer]:  # it left meanwhile
+                self._start_grace(room, viewer)
+
+    def _is_alive(self, room: str, handle: Handle) -> bool:
+        try:
+            self.session.wait(handle.seq_ids, 0.0, room=room)
+        except EngineError as error:
+            return error.code == "timeout"
+        return False
 
     def do_preset(self, room: str, args: Mapping[str, object]) -> dict[str, object]:
         workload = WORKLOADS.get(str(args.get("name")))
@@ -159,61 +252,145 @@ class LiveSource:
         self.session.ask("pace", room=room, steps_per_s=None if value is None else float(value))
 
     def do_knob(self, room: str, args: Mapping[str, object]) -> dict[str, object]:
-        return {"knobs": self.session.ask("knobs", knobs={str(args.get("name")): args.get("value")})}
+        """With {"dry_run": true} nothing changes: the answer names the requests that would recompute their cache."""
+        name, value = str(args.get("name")), args.get("value")
+        changed = with_knob(self._config(room), name, value)  # raises for what cannot be
+        if self._is_fixed(name):
+            raise EngineError("engine_wide_knob", f"{name} is the same for all rooms of this public page. It cannot be changed here.", name=name)
+        if _is_int(value) and value > self._most(name):
+            most = self._most(name)
+            raise EngineError("bad_config", f"{name} must be at most {most}, got {value}.", name=name, rule=f"at most {most}", value=str(value))
+        if args.get("dry_run") is True:
+            flushes = KNOBS[name].cost is Cost.FLUSH and changed != self._config(room)
+            return {"recompute": list(self.session.status(room).running) if flushes else []}
+        return {"knobs": self.session.ask("knobs", room=room, knobs={name: value})}
 
     def do_restart(self, room: str, args: Mapping[str, object]) -> None:
         self.session.restart()
 
     def do_probe(self, room: str, args: Mapping[str, object]) -> None:
         layer = args.get("layer", 0)
-        self.session.ask("job", name="probe", args={"layers": (layer if _is_int(layer) else 0,)})
+        self.session.ask("job", room=room, name="probe", args={"layers": (layer if _is_int(layer) else 0,)})
 
     # ---- recordings ----
 
     async def save_recording(self, room: str, viewer: str) -> tuple[str, bytes]:
         """(file name, content)."""
-        trace = self.session.trace(room)
+        trace = self.trace(room)
         if not len(trace):
             raise EngineError("nothing_recorded", "Nothing has been recorded yet; run a prompt first.")
         return f"glass-engine-{time.strftime('%Y%m%d-%H%M%S')}.glass", await asyncio.to_thread(encode, trace)
 
-    # ---- who is watching ----
+    # ---- rooms ----
 
     def is_open(self, room: str) -> bool:
-        return room in ROOMS
+        """An engine that died and came back may have had no space for all of them."""
+        return room in self._rooms and (not self.session.is_ready or room in self.session.rooms)
+
+    def open_room(self, room: str) -> None:
+        """Raises EngineError "no_room"."""
+        try:
+            self.session.open_room(room)
+        except EngineError as error:
+            if error.code != "no_room":
+                raise
+            raise EngineError("no_room", "All rooms are taken just now. The recording goes on; try again in a minute or two.") from error
+        with self._lock:
+            self._rooms[room] = _Room()
+
+    def close_room(self, room: str, why: str = "") -> None:
+        """Its requests end and its pages go back; whoever is in it is told why."""
+        with self._lock:
+            home = self._rooms.pop(room, None)
+            if home is None:
+                return
+            self._ended[room] = why or ENDED
+            while len(self._ended) > MAX_ENDED:
+                self._ended.popitem(last=False)
+            for timer in home.leavers.values():
+                timer.cancel()
+        with contextlib.suppress(EngineError):
+            self.session.close_room(room)
+
+    def touched(self, room: str) -> None:
+        """Somebody did something there."""
+        home = self._rooms.get(room)
+        if home is not None:
+            home.acted = time.monotonic()
+
+    def reap(self, hosting: Hosting) -> None:
+        """Close the rooms that have been idle for too long."""
+        now = time.monotonic()
+        for name, home in tuple(self._rooms.items()):
+            if not self.is_open(name):
+                self.close_room(name)
+                continue
+            idle, busy = now - home.acted, self.session.status(name).state == "running"
+            if idle >= (hosting.busy_s if busy and home.viewers else hosting.idle_s):
+                self.close_room(name)
+
+    def _reap_for_ever(self, hosting: Hosting) -> None:
+        while True:
+            time.sleep(min(hosting.idle_s / 4, 5.0))
+            with contextlib.suppress(EngineError):
+                self.reap(hosting)
+
+    # ---- what a room's host needs ----
+
+    def owned(self, room: str, viewer: str) -> list[int]:
+        """Live requests of a person."""
+        home = self._rooms.get(room)
+        return [h.request_id for h in (home.owned.get(viewer, ()) if home else ()) if self._is_alive(room, h)]
+
+    def hide(self, room: str, requests: Collection[int]) -> None:
+        """Nobody reads these requests' texts any more: not in a view, nor in a recording."""
+        home = self._rooms.get(room)
+        if home is not None:
+            home.hidden, home.veil = frozenset(requests), (None, Trace())
+            home.edits += 1
+
+    # ---- who is watching ----
 
     def viewer_joined(self, room: str, viewer: str) -> None:
         """Raises EngineError "unknown_room"."""
-        if not self.is_open(room):
-            raise EngineError("unknown_room", "This engine has no room of that name. Open the page without ?room= in its address.")
         with self._lock:
-            self._viewers.setdefault(room, Counter())[viewer] += 1
-            timer = self._leavers.get(room, {}).pop(viewer, None)
+            home = self._rooms.get(room)
+            if home is None:
+                raise EngineError("unknown_room", "This engine has no room of that name. Open the page without ?room= in its address.")
+            home.viewers[viewer] += 1
+            home.acted = time.monotonic()
+            timer = home.leavers.pop(viewer, None)
             if timer is not None:
                 timer.cancel()
 
     def viewer_left(self, room: str, viewer: str) -> None:
         with self._lock:
-            watching = self._viewers.setdefault(room, Counter())
-            watching[viewer] -= 1
-            watching += Counter()  # drops who has no connection left
-            self._viewers[room] = watching
-            if watching[viewer] or (watching and viewer not in self._owned):
+            home = self._rooms.get(room)
+            if home is None:  # it has been closed
+                return
+            home.acted = time.monotonic()
+            home.viewers[viewer] -= 1
+            home.viewers += Counter()  # drops who has no connection left
+            if home.viewers[viewer] or (home.viewers and viewer not in home.owned):
                 return
             self._start_grace(room, viewer)
 
     def _start_grace(self, room: str, viewer: str) -> None:
+        leavers = self._rooms[room].leavers
         timer = threading.Timer(self._grace, self._abandon, (room, viewer))
         timer.daemon = True
-        self._leavers.setdefault(room, {})[viewer] = timer
+        if viewer in leavers:
+            leavers[viewer].cancel()
+        leavers[viewer] = timer
         timer.start()
 
     def _abandon(self, room: str, viewer: str) -> None:
         with self._lock:
-            if self._leavers.get(room, {}).pop(viewer, None) is None:
+            home = self._rooms.get(room)
+            if home is None or home.leavers.pop(viewer, None) is None:
                 return  # it came back
-            owned = set(self._owned.pop(viewer, ()))
-            ending = owned & self.session.alive if self._viewers.get(room) else {None}
+            ending: list[int | None] = [*self.owned(room, viewer)] if home.viewers else [None]
+            home.owned.pop(viewer, None)
         with contextlib.suppress(EngineError):  # an engine that is not there runs nothing
             for request_id in ending:
                 self.session.ask("abort", room=room, request_id=request_id)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from engine.config import EngineConfig, ModelSource, config_facts, resolve
+from engine.config import EngineConfig, ModelSource, arena_config, config_facts, resolve
 from engine.core import EngineCore
 from engine.detokenizer import Detokenizer
 from engine.errors import EngineError
@@ -44,9 +44,9 @@ def build_core(
     config = resolve(config, loaded.config, has_cuda=torch.cuda.is_available(), free_bytes=free, page_bytes=page_bytes)
     progress(0.97, "Checking kernels against their references")
     ops, reports = choose_ops(config.source.backend, device, dtype)
-    core = EngineCore(config, ModelRunner(loaded.model, config, ops), text_maker(loaded), loaded.config.eos_token_ids)
+    core = EngineCore(config, ModelRunner(loaded.model, arena_config(config), ops), text_maker(loaded), loaded.config.eos_token_ids)
     for report in reports:
-        core.rooms["main"].recorder.artifact(report)
+        core.announce(report)
     return core, loaded
 
 
@@ -61,6 +61,7 @@ def facts(core: EngineCore, loaded: LoadedModel) -> dict[str, object]:
     return {
         "source": "live",
         "device": device_name(core.runner.device),
+        "device_memory_bytes": device_memory(core.runner.device),
         "backend": core.runner.ops.backend,
         "dtype": config.source.dtype,
         "model": {
@@ -82,6 +83,13 @@ def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{platform.processor() or platform.machine()} CPU, {torch.get_num_threads()} threads"
+
+
+def device_memory(device: torch.device) -> int:
+    """All of it, used or not."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def versions() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Every knob, frozen. A change makes a new config (dataclasses.replace); `knob_cost` says what the change costs.
+"""Every knob, frozen. A change makes a new config (dataclasses.replace); a Knob says whom it concerns and what it costs.
 
 resolve() fills in what depends on the hardware and the model and returns a new config; nothing downstream
 sees "auto" or None where a number is needed.
@@ -74,12 +74,18 @@ class ModelSource:
 
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
-    """The arena. `num_pages` None: sized from memory. Page 0 (a sink) is not counted."""
+    """A room's pages. Page 0 (a sink) is not counted.
+
+    Args:
+        num_pages: the room's lease; None: sized from memory, or an equal share of a fixed arena.
+        arena_pages: pages of all rooms together, fixed; None: the arena grows to what the rooms need.
+    """
 
     mode: CacheMode = CacheMode.PAGED
     page_size: int = 16
     num_pages: int | None = None
     prefix_caching: bool = True
+    arena_pages: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +102,14 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Everything that decides how the engine runs.
+    """Everything that decides how the engine runs: a room's knobs and what all rooms share (Scope says which).
 
     Args:
         max_model_len: longest sequence (prompt + new tokens); None: the model's.
         top_logprobs: alternatives recorded a sampled token (0 to 5).
         tracing: keep records of steps.
-        trace_bytes: the ring's bound.
+        trace_bytes: the ring's bound, a room.
+        max_rooms: most rooms at a time.
     """
 
     source: ModelSource = ModelSource()
@@ -112,6 +119,7 @@ class EngineConfig:
     top_logprobs: int = 5
     tracing: bool = True
     trace_bytes: int = 256 * 2**20
+    max_rooms: int = 32
 
 
 def resolve(config: EngineConfig, model: ModelConfig, *, has_cuda: bool, free_bytes: int, page_bytes: int) -> EngineConfig:
@@ -140,16 +148,20 @@ def resolve(config: EngineConfig, model: ModelConfig, *, has_cuda: bool, free_by
     _need(0 <= config.top_logprobs <= 5, "top_logprobs", "0 to 5", config.top_logprobs)
     length = min(config.max_model_len or model.max_position_embeddings, model.max_position_embeddings)
     _need(length >= 2, "max_model_len", "at least 2", length)
+    _need(config.max_rooms >= 1, "max_rooms", "at least 1", config.max_rooms)
     wanted = cache.num_pages
     if wanted is None:
         useful = scheduler.max_num_seqs * -(-length // cache.page_size)
-        wanted = max(min(free_bytes // page_bytes, useful), 1)
+        there = free_bytes // page_bytes if cache.arena_pages is None else cache.arena_pages // config.max_rooms
+        wanted = max(min(there, useful), 1)
     _need(wanted >= 1, "num_pages", "at least 1", wanted)
-    if wanted * page_bytes > max(free_bytes, page_bytes):
+    total = wanted if cache.arena_pages is None else cache.arena_pages
+    _need(total >= wanted, "num_pages", f"at most arena_pages ({total})", wanted)
+    if total * page_bytes > max(free_bytes, page_bytes):
         raise EngineError(
             "pool_too_large",
-            f"{wanted} pages of {page_bytes:,} bytes do not fit in the {free_bytes:,} bytes of free memory.",
-            num_pages=wanted,
+            f"{total} pages of {page_bytes:,} bytes do not fit in the {free_bytes:,} bytes of free memory.",
+            num_pages=total,
             page_bytes=page_bytes,
             free_bytes=free_bytes,
         )
@@ -174,9 +186,16 @@ class Cost(Enum):
     REBUILD = "rebuild"
 
 
+class Scope(Enum):
+    """Whom a knob concerns."""
+
+    ROOM = "room"  # the room in which it is turned
+    ENGINE = "engine"  # every room: what they share would have to be built twice
+
+
 @dataclass(frozen=True, slots=True)
 class Knob:
-    """A knob as the page shows it: where it lives, what it may be, what a change costs."""
+    """A knob as the page shows it: where it lives, what it may be, what a change costs and whom."""
 
     section: str
     kind: type
@@ -184,6 +203,7 @@ class Knob:
     choices: tuple = ()
     low: int = 0
     high: int = 0
+    scope: Scope = Scope.ROOM
 
 
 KNOBS: dict[str, Knob] = {
@@ -195,7 +215,7 @@ KNOBS: dict[str, Knob] = {
     "prefix_caching": Knob("cache", bool, Cost.NOTHING),
     "batching": Knob("scheduler", Batching, Cost.NOTHING, choices=tuple(b.value for b in Batching)),
     "mode": Knob("cache", CacheMode, Cost.FLUSH, choices=tuple(m.value for m in CacheMode)),
-    "page_size": Knob("cache", int, Cost.FLUSH, choices=(4, 8, 16, 32, 64)),
+    "page_size": Knob("cache", int, Cost.FLUSH, choices=(4, 8, 16, 32, 64), scope=Scope.ENGINE),
     "num_pages": Knob("cache", int, Cost.FLUSH, low=1, high=2**20),
 }
 
@@ -230,6 +250,32 @@ def with_knob(config: EngineConfig, name: str, value: object) -> EngineConfig:
         ok = isinstance(parsed, knob.kind)
     _need(ok, name, rule, str(value)[:80])
     return replace(config, **{knob.section: replace(getattr(config, knob.section), **{name: parsed})})
+
+
+def with_wide_parts(room: EngineConfig, engine: EngineConfig) -> EngineConfig:
+    """A room's own knobs, and from `engine` everything that all rooms share."""
+    for section in ("cache", "scheduler"):
+        names = [name for name, knob in KNOBS.items() if knob.section == section and knob.scope is Scope.ROOM]
+        own = {name: getattr(getattr(room, section), name) for name in names}
+        engine = replace(engine, **{section: replace(getattr(engine, section), **own)})
+    return engine
+
+
+def with_room_knobs(config: EngineConfig, knobs: Mapping[str, object]) -> EngineConfig:
+    """What a new room begins with. Raises as with_knob does, and "engine_wide_knob" for what no room has to itself."""
+    for name, value in knobs.items():
+        changed = with_knob(config, name, value)
+        if changed != config and KNOBS[name].scope is Scope.ENGINE:
+            sentence = f"{name} is the same for all rooms. Open the room without it."
+            raise EngineError("engine_wide_knob", sentence, name=name)
+        config = changed
+    return config
+
+
+def arena_config(config: EngineConfig) -> EngineConfig:
+    """What the runner cuts its tensor by: as many pages as the arena begins with."""
+    pages = config.cache.num_pages if config.cache.arena_pages is None else config.cache.arena_pages
+    return replace(config, cache=replace(config.cache, num_pages=pages))
 
 
 def knob_values(config: EngineConfig) -> dict[str, object]:

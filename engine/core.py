@@ -1,32 +1,31 @@
 """EngineCore: add, abort, step(). A step is schedule → build → run → settle → commit → record.
 
-Rooms share weights, runner and arena; each has its own scheduler, pages and records. Steps of busy rooms take
-turns. With run_ahead a step is planned and launched before the one before it is settled. A step that raises
-ends the requests that it concerned and nothing else.
+Rooms share weights, runner and arena (engine/rooms.py); each has its own knobs, scheduler, pages and records. Steps
+of busy rooms take turns. With run_ahead a step is planned and launched before the one before it is settled. A step
+that raises ends the requests that it concerned and nothing else.
 """
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from engine.batch import HostBatch, build_host
-from engine.config import EngineConfig, knob_values
+from engine.config import EngineConfig, with_wide_parts
 from engine.errors import reason_of
-from engine.pages import Arena, PagePool
+from engine.pages import Arena
 from engine.plan import Clocks, Committed, StepError, StepPlan, StepResult
 from engine.probe import NO_PROBE
-from engine.recorder import KEYFRAME_EVERY, Record, Recorder
+from engine.recorder import KEYFRAME_EVERY, Record
 from engine.request import FinishReason, Request, SamplingParams
+from engine.rooms import Housing, Room
 from engine.rows import RowSlots
 from engine.runner import ModelRunner, PendingStep
 from engine.sampler import SampleRows, uniform
-from engine.scheduler import Scheduler
 from engine.sequence import Sequence, TextStream
 from engine.trace import SequenceInfo, TensorSample
 
@@ -54,28 +53,11 @@ class _Launched:
     probe: object
 
 
-@dataclass
-class Room:
-    """One audience's share of the engine: its queue, its leased pages, its records."""
-
-    name: str
-    scheduler: Scheduler
-    recorder: Recorder
-    flying: deque[_Launched] = field(default_factory=deque)
-    num_requests: int = 0
-    config_index: int = 0
-    num_events: int = 0
-
-    @property
-    def has_work(self) -> bool:
-        return bool(self.flying) or self.scheduler.has_work
-
-
 class EngineCore:
-    """The engine without a thread of its own.
+    """The engine without a thread of its own. It is born with the room "main".
 
     Args:
-        config: resolved.
+        config: resolved. `self.config` stays main's knobs with everything engine-wide; new rooms begin with these.
         runner: holds the model.
         new_text: Request -> TextStream (a detokeniser).
         eos_token_ids: the model's EOS set.
@@ -91,44 +73,71 @@ class EngineCore:
         self.config = config
         self.runner = runner
         self.eos_token_ids = eos_token_ids
-        self.arena = Arena(config.cache.num_pages)
-        self.rows = RowSlots()
-        self.rooms: dict[str, Room] = {}
-        self._new_text = new_text
+        self.housing = Housing(config, runner, new_text, self._settle_all)
+        self.rooms: dict[str, Room] = self.housing.rooms
         self._next_request = 1
         self._turn = 0
-        self._busy_us = 0
-        self.open_room("main", config.cache.num_pages)
+        self._facts: list[object] = []
+        self.open_room("main")
 
-    def begin_at(self, start) -> None:
-        """Number steps, sequences and requests from `start` on (engine/session.py's Start): after a crash the
-        new core's records follow the old one's."""
-        self._next_request = start.request
-        room = self.rooms["main"]
-        room.num_requests, room.num_events, room.config_index = start.name, start.events, start.config
-        room.recorder.text_bytes = start.text_bytes
-        room.scheduler.begin_at(start.step, start.sequence)
+    def begin_at(self, start, room: str = "main") -> None:
+        """Number a room's steps, sequences and requests from `start` on (engine/ledger.py's Start): after a crash the
+        new core's records follow the old one's. Request numbers are the engine's, so they only ever rise."""
+        self._next_request = max(self._next_request, start.request)
+        home = self.housing.get(room)
+        home.num_requests, home.num_events, home.config_index = start.name, start.events, start.config
+        home.recorder.text_bytes = start.text_bytes
+        home.scheduler.begin_at(start.step, start.sequence)
 
     # ---- rooms and requests ----
 
-    def open_room(self, name: str, num_pages: int) -> Room:
-        """Lease pages to a new room."""
-        pool = PagePool(self.arena.lease(name, num_pages), self.config.cache.page_size, name.encode())
-        room = Room(name, Scheduler(self.config, pool, self._new_text, name, self.rows), Recorder())
-        room.recorder.config(knob_values(self.config))
-        self.rooms[name] = room
+    @property
+    def arena(self) -> Arena:
+        return self.housing.arena
+
+    @property
+    def rows(self) -> RowSlots:
+        return self.housing.rows
+
+    def open_room(self, name: str, config: EngineConfig | None = None, *, scratch: bool = False) -> Room:
+        """A room with the knobs of `config` (None: those that the engine was born with). A scratch room is a job's:
+        it is stepped by name only, and its time is on no other room's clock.
+
+        Raises EngineError "room_exists", "no_room", "bad_room".
+        """
+        room = self.housing.open(name, config, scratch)
+        room.last_turn = self._turn
+        for artifact in self._facts:
+            room.recorder.artifact(artifact)
         return room
+
+    def close_room(self, name: str) -> Room:
+        """End a room's requests and give its pages back; what it recorded can still be drained."""
+        home = self.housing.get(name)
+        self._settle_all(home)
+        for request_id in {s.request.request_id for s in home.scheduler.sequences.values()}:
+            home.scheduler.abort(request_id, FinishReason.ABORT)
+        self.report(name)
+        self.housing.close(name)
+        return home
+
+    def announce(self, artifact: object) -> None:
+        """Something that the record of every room says, also of those that open later."""
+        self._facts.append(artifact)
+        for room in self.rooms.values():
+            room.recorder.artifact(artifact)
 
     def add(
         self, prompt: str, token_ids: tuple[int, ...], sampling: SamplingParams, *, room: str = "main", priority: int = 0
     ) -> tuple[Request, tuple[int, ...]]:
         """Queue a prompt; returns its request and the seq_ids of its samples. Raises EngineError on refusal."""
-        home = self.rooms[room]
+        home = self.housing.get(room)
         if sampling.seed is None:
             sampling = replace(sampling, seed=secrets.randbits(31))
         request = Request(
-            self._next_request, letters(home.num_requests), prompt, token_ids, sampling, room, priority, self._busy_us, self.eos_token_ids
-        )
+            self._next_request, letters(home.num_requests), prompt, token_ids, sampling, room, priority, home.clock.busy_us,
+            self.eos_token_ids,
+        )  # fmt: skip
         sequences = home.scheduler.add(request)
         self._next_request += 1
         home.num_requests += 1
@@ -138,72 +147,56 @@ class EngineCore:
 
     def abort(self, request_id: int, room: str = "main") -> bool:
         """End a request; False if it was not alive. The next step reports it."""
-        return bool(self.rooms[room].scheduler.abort(request_id, FinishReason.ABORT))
+        return bool(self.housing.get(room).scheduler.abort(request_id, FinishReason.ABORT))
 
     @property
     def has_work(self) -> bool:
-        return any(room.has_work for room in self.rooms.values())
+        return any(room.has_work for room in self._public())
 
-    def reconfigure(self, config: EngineConfig) -> None:
-        """Take new knobs between steps. A new page geometry or cache mode flushes: running sequences recompute.
+    def reconfigure(self, config: EngineConfig, room: str = "main") -> None:
+        """Take new knobs between steps: a room's own for that room, engine-wide ones for all. A new page geometry or
+        cache mode flushes: running sequences recompute.
 
         Raises EngineError "pool_too_large"; then nothing has changed.
         """
-        for room in self.rooms.values():
-            while room.flying:
-                self._settle(room, room.flying.popleft())
-        self.runner.configure(config)  # refuses before anything has changed
-        old, self.config = self.config.cache, config
-        flush = (old.page_size, old.num_pages, old.mode) != (config.cache.page_size, config.cache.num_pages, config.cache.mode)
-        if flush:
-            self.arena = Arena(config.cache.num_pages)
-        for room in self.rooms.values():
-            pool = None
-            if flush:
-                pool = PagePool(
-                    self.arena.lease(room.name, config.cache.num_pages // len(self.rooms)), config.cache.page_size, room.name.encode()
-                )
-            room.scheduler.reconfigure(config, pool)
-            room.recorder.config(knob_values(config))
-            room.config_index += 1
+        self.housing.reconfigure(room, config)
+        self.config = config if room == "main" else with_wide_parts(self.config, config)
 
     # ---- stepping ----
 
     def rooms_in_turn(self) -> list[str]:
         """Room names, the one that has waited longest first."""
-        names = sorted(self.rooms)
-        at = self._turn % len(names)
-        return names[at:] + names[:at]
+        return [room.name for room in sorted(self._public(), key=lambda room: room.last_turn)]
 
     def step(self, room: str | None = None, probe=NO_PROBE) -> Record | None:
         """One step of a room (None: whose turn it is). None if nobody has work or nothing settled yet."""
-        home = self._next_room() if room is None else self.rooms[room]
+        home = self._next_room() if room is None else self.housing.get(room)
         if home is None or not home.has_work:
             return None
-        self._turn = sorted(self.rooms).index(home.name) + 1
+        home.last_turn = self._turn = self._turn + 1
         began = time.perf_counter()
         launched = self._launch(home, probe)
-        if launched is not None:
+        if isinstance(launched, _Launched):
             home.flying.append(launched)
-        record = None
-        if home.flying and (launched is None or len(home.flying) > self.config.scheduler.run_ahead or not launched.plan.works):
+        record = launched if isinstance(launched, Record) else None
+        too_many = len(home.flying) > home.config.scheduler.run_ahead
+        if home.flying and (launched is None or too_many or not launched.plan.works):
             record = self._settle(home, home.flying.popleft())
-        self._busy_us += int((time.perf_counter() - began) * 1e6)
+        home.clock.busy_us += int((time.perf_counter() - began) * 1e6)
         return record
 
     def report(self, room: str) -> Record | None:
         """Record what was ended or flushed since the last step without computing anything."""
-        home = self.rooms[room]
-        while home.flying:
-            self._settle(home, home.flying.popleft())
+        home = self.housing.get(room)
+        self._settle_all(home)
         if not home.scheduler.has_report:
             return None
         plan = home.scheduler.schedule_nothing()
         result = StepResult(plan.step_id, ())
-        return self._record(home, plan, result, home.scheduler.commit(plan, result), Clocks(self._busy_us, 0, 0, 0, 0, 0), ())
+        return self._record(home, plan, result, home.scheduler.commit(plan, result), Clocks(home.clock.busy_us, 0, 0, 0, 0, 0), ())
 
-    def _launch(self, room: Room, probe) -> _Launched | None:
-        """Schedule, build, run. None: nothing can be planned until a step in flight settles, or it failed."""
+    def _launch(self, room: Room, probe) -> _Launched | Record | None:
+        """Schedule, build, run. None: nothing can be planned until a step in flight settles. A Record: it failed."""
         clock = _Stopwatch()
         plan = room.scheduler.schedule()
         if room.flying and not plan.works and not plan.preempted:
@@ -215,12 +208,14 @@ class EngineCore:
             rows = self._sample_rows(plan, host, room.scheduler.sequences)
             build_us = clock.lap()
             pending = self.runner.run(plan.step_id, host, rows, probe)
-            return _Launched(plan, pending, self._busy_us, schedule_us, build_us, clock.lap(), probe)
+            return _Launched(plan, pending, room.clock.busy_us, schedule_us, build_us, clock.lap(), probe)
         except Exception as error:
-            while room.flying:  # steps launched earlier are sound
-                self._settle(room, room.flying.popleft())
-            self._fail(room, [plan], error)
-            return None
+            self._settle_all(room)  # steps launched earlier are sound
+            return self._fail(room, [plan], error)
+
+    def _settle_all(self, room: Room) -> None:
+        while room.flying:
+            self._settle(room, room.flying.popleft())
 
     def _settle(self, room: Room, launched: _Launched) -> Record | None:
         """Wait for a step, commit it, record it."""
@@ -243,7 +238,7 @@ class EngineCore:
         for plan in broken:
             sentence = f"Step {plan.step_id} failed: {reason_of(error)}. Its requests ended; the next prompt can be sent."
             failure = StepError("step_failed", sentence, tuple(w.seq_id for w in plan.works))
-            clocks = Clocks(self._busy_us, 0, 0, 0, 0, 0)
+            clocks = Clocks(room.clock.busy_us, 0, 0, 0, 0, 0)
             record = self._record(room, plan, StepResult(plan.step_id, ()), room.scheduler.fail(plan), clocks, (), failure)
         return record
 
@@ -261,6 +256,9 @@ class EngineCore:
         return record
 
     # ---- parts ----
+
+    def _public(self) -> list[Room]:
+        return [room for room in self.rooms.values() if not room.scratch]
 
     def _next_room(self) -> Room | None:
         return next((self.rooms[name] for name in self.rooms_in_turn() if self.rooms[name].has_work), None)
@@ -295,5 +293,6 @@ def _info(seq: Sequence) -> SequenceInfo:
     name = request.name if params.n == 1 else f"{request.name}·{seq.sample + 1}"
     return SequenceInfo(
         seq.seq_id, request.request_id, seq.sample, name, request.prompt, request.prompt_token_ids, params.max_tokens,
-        params.temperature, params.seed or 0, request.priority, request.arrival_us, request.room,
+        params.temperature, params.seed or 0, request.priority, request.arrival_us, request.room, params.top_k, params.top_p,
+        params.stop, params.stop_token_ids, params.ignore_eos,
     )  # fmt: skip

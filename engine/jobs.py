@@ -1,7 +1,21 @@
 """Device work that is not a step: queued, run on the engine's thread between steps, cancellable, bounded.
 
-A job is a generator over the core that yields (fraction done, text) after each slice; what it finds goes into
-the trace as artifacts. Adding a job is one function in JOBS.
+A job is a generator that yields (fraction done, text) after each slice; what it finds goes into the trace of the
+room that asked, as artifacts. Adding a job is one function in JOBS: (core, **args) -> Job.
+
+A job may run requests of its own. It opens a scratch room, adds to it and steps it once a slice; the loop takes one
+step of a due room between two slices, so nobody stands still meanwhile:
+
+    room = job.open_scratch(with_knob(core.rooms[job.room].config, "mode", "none"))
+    core.add("", token_ids, sampling, room=room.name)
+    while room.has_work:
+        core.step(room.name)
+        yield fraction, "running it again without a cache"
+    delta = room.recorder.drain()  # a TraceStore makes a Trace of it
+
+Scratch rooms lease pages like any room (EngineError "no_room" if there are none), but nobody sees them: no reports,
+no commands, no place among max_rooms, and their steps are on nobody's clock. They close when the job ends, however
+it ends.
 """
 
 from __future__ import annotations
@@ -10,11 +24,13 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping
 
+from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.errors import EngineError
 from engine.ops import choose_ops
 from engine.probe import POINTS, Probe
 from engine.recorder import Record
+from engine.rooms import Room
 from engine.runner import DTYPES
 
 TIMEOUT_S = 20.0
@@ -22,29 +38,52 @@ _numbers = itertools.count(1)
 
 
 class Job:
-    """A running job. `probe_for` lets it look into the next step; `saw` tells it what that step was."""
+    """A running job. `probe_for` lets it look into the next step of its room; `saw` tells it what that step was.
 
-    def __init__(self, name: str, work: Callable[[Job], Iterator[tuple[float, str]]], timeout: float = TIMEOUT_S) -> None:
+    Args:
+        core: on the thread that steps it.
+        work: the job's generator; each `advance()` runs it to its next yield.
+        timeout: seconds after which it is stopped between two slices.
+    """
+
+    def __init__(self, core: EngineCore, name: str, work: Callable[[Job], Iterator[tuple[float, str]]], timeout: float = TIMEOUT_S) -> None:
+        self.core = core
         self.number = next(_numbers)
         self.name = name
         self.fraction, self.text = 0.0, name
         self.probe: Probe | None = None
         self.room = "main"
         self.record: Record | None = None
+        self.note = ""  # why it ended early
         self._artifacts: list[object] = []
-        self._deadline = time.monotonic() + timeout
+        self._scratch: list[str] = []
+        self._timeout, self._deadline = timeout, time.monotonic() + timeout
         self._work = work(self)
 
     def advance(self) -> bool:
-        """One slice; True when it is over (done, failed or out of time)."""
+        """One slice, once a turn of the loop; True when it is over (done or out of time). What it raises, it failed with."""
         if time.monotonic() > self._deadline:
-            self._work.close()
+            self.note = f"The job “{self.name}” was stopped after {self._timeout:.0f} seconds."
             return True
         try:
             self.fraction, self.text = next(self._work)
             return False
         except StopIteration:
             return True
+
+    def open_scratch(self, config: EngineConfig | None = None) -> Room:
+        """A private room with these knobs (None: the engine's defaults). Raises EngineError "no_room"."""
+        name = f"scratch {self.number}.{len(self._scratch) + 1}"
+        room = self.core.open_room(name, config, scratch=True)
+        self._scratch.append(name)
+        return room
+
+    def close(self) -> None:
+        """The job is over: stop its generator, close its scratch rooms."""
+        self._work.close()
+        for name in self._scratch:
+            if name in self.core.rooms:
+                self.core.close_room(name)
 
     def publish(self, artifact: object) -> None:
         self._artifacts.append(artifact)
@@ -59,16 +98,18 @@ class Job:
         return self.probe if room == self.room and self.record is None else None
 
     def saw(self, record: Record) -> None:
-        if self.probe is not None and self.record is None:
+        if self.probe is not None and self.record is None and record.plan.room == self.room:
             self.record = record
 
 
-def start_job(core: EngineCore, name: str, args: Mapping[str, object]) -> Job:
-    """Raises EngineError for an unknown job or bad arguments."""
+def start_job(core: EngineCore, name: str, args: Mapping[str, object], room: str = "main") -> Job:
+    """A job on behalf of a room. Raises EngineError for an unknown job or bad arguments."""
     make = JOBS.get(name)
     if make is None:
         raise EngineError("unknown_job", f"There is no job called {name!r}.", name=str(name)[:80])
-    return make(core, **args)
+    job = make(core, **args)
+    job.room = room
+    return job
 
 
 def probe_step(core: EngineCore, points: tuple[str, ...] = POINTS, layers: tuple[int, ...] = (0,)) -> Job:
@@ -82,7 +123,7 @@ def probe_step(core: EngineCore, points: tuple[str, ...] = POINTS, layers: tuple
         while job.record is None:
             yield 0.0, "waiting for the next step"
 
-    return Job("probe", work)
+    return Job(core, "probe", work)
 
 
 def check_kernels(core: EngineCore) -> Job:
@@ -94,7 +135,7 @@ def check_kernels(core: EngineCore) -> Job:
         for report in choose_ops(source.backend, core.runner.device, DTYPES[source.dtype])[1]:
             job.publish(report)
 
-    return Job("check_kernels", work)
+    return Job(core, "check_kernels", work)
 
 
 JOBS: dict[str, Callable[..., Job]] = {"probe": probe_step, "check_kernels": check_kernels}

@@ -1,5 +1,8 @@
 """The engine's own thread: takes commands, runs rooms at their pace, works off jobs between steps, reports.
 
+A room that is paused or paced holds nobody up: a turn goes to the due room that has waited longest. Scratch rooms
+(engine/jobs.py) have no pace and send no reports; to commands they do not exist.
+
 The same loop runs in a thread of the page's process or in a process of its own (engine/session.py); commands
 and reports are plain data either way. Reports leave at most REPORTS_PER_S times a second, so that a fast
 engine is not slowed by who watches it.
@@ -13,81 +16,15 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from engine.config import EngineConfig, knob_values, with_knob
+from engine.config import knob_values, with_knob, with_room_knobs
 from engine.core import EngineCore
 from engine.errors import EngineError, reason_of
 from engine.jobs import Job, start_job
-from engine.request import SamplingParams
-from engine.trace import TraceDelta
+from engine.messages import Answer, Closed, Command, Died, Progress, Prompt, Report
+from engine.rooms import Room, unknown_room
 
 REPORTS_PER_S = 30.0
 IDLE_S = 0.25  # how long an idle loop sleeps before it looks round
-
-
-@dataclass(frozen=True, slots=True)
-class Command:
-    """`name` is a method of Loop without its `do_`; `number` comes back with the answer."""
-
-    number: int
-    name: str
-    args: Mapping[str, object]
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    number: int
-    value: object = None
-    error: EngineError | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """Loading, or a job."""
-
-    fraction: float
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """The model is loaded. `folder` is where its tokenizer lies; `meta` goes into every Trace."""
-
-    config: EngineConfig
-    folder: object
-    meta: Mapping[str, object]
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """What happened in a room since the last report."""
-
-    room: str
-    delta: TraceDelta
-    state: str  # "running", "paused", "idle"
-    pace: float | None
-    waiting: tuple[int, ...]
-    running: tuple[int, ...]
-    config: EngineConfig
-    job: Progress | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Died:
-    """The loop ended by a fault."""
-
-    sentence: str
-    detail: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """A prompt of a workload script: added once the room has run `after_steps` more steps."""
-
-    prompt: str
-    token_ids: tuple[int, ...]
-    sampling: SamplingParams
-    priority: int = 0
-    after_steps: int = 0
 
 
 @dataclass
@@ -101,6 +38,7 @@ class _Pace:
     script: list[Prompt] = field(default_factory=list)
     steps: int = 0
     reported: tuple = ()
+    note: str = ""  # to be reported once
 
 
 class Loop:
@@ -115,7 +53,7 @@ class Loop:
     def __init__(self, core: EngineCore, receive: Callable[[float], Command | None], send: Callable[[object], None]) -> None:
         self.core = core
         self._receive, self._send = receive, send
-        self._paces = {name: _Pace() for name in core.rooms}
+        self._paces = {name: _Pace() for name, room in core.rooms.items() if not room.scratch}
         self._job: Job | None = None
         self._stopping = False
         self._report_at = 0.0
@@ -123,6 +61,7 @@ class Loop:
     def run(self) -> None:
         """Until told to stop. A fault outside a step ends the loop with a Died message."""
         try:
+            self._report()
             while not self._stopping:
                 self._take_commands(self._sleep_time())
                 self._turn()
@@ -138,8 +77,8 @@ class Loop:
         """One step if a room may take one, and one slice of the job."""
         if self._job is not None:
             self._advance_job()
-        for name, room in self.core.rooms.items():
-            if room.scheduler.has_report and not self._may_step(name):
+        for name in self._paces:
+            if self.core.rooms[name].scheduler.has_report and not self._may_step(name):
                 self.core.report(name)
         room = self._due_room()
         if room is None:
@@ -152,7 +91,10 @@ class Loop:
         if pace.steps_per_s:
             pace.next_at = max(pace.next_at + 1 / pace.steps_per_s, time.monotonic())
         pace.steps += 1
-        self._run_script(room, pace)
+        try:
+            self._run_script(room, pace)
+        except EngineError as error:  # a line that no longer fits must not end everybody's requests
+            pace.note = error.sentence
         if record is not None and self._job is not None:
             self._job.saw(record)
 
@@ -176,7 +118,7 @@ class Loop:
         waits = [IDLE_S, *([max(self._report_at - now, 0.0)] if self._unreported() else [])]
         if self._job is not None:
             return 0.0
-        for name in self.core.rooms:
+        for name in self._paces:
             if self._may_step(name):
                 pace = self._paces[name]
                 waits.append(max(pace.next_at - now, 0.0) if pace.steps_per_s else 0.0)
@@ -212,60 +154,88 @@ class Loop:
 
     def do_add(self, room: str, prompt: Prompt) -> tuple[int, str, tuple[int, ...]]:
         """(request_id, name, seq_ids)."""
+        self._pace(room)
         request, seq_ids = self.core.add(prompt.prompt, prompt.token_ids, prompt.sampling, room=room, priority=prompt.priority)
         return request.request_id, request.name, seq_ids
 
     def do_workload(self, room: str, prompts: tuple[Prompt, ...], knobs: Mapping[str, object]) -> None:
         """End what runs, set the knobs, start a script."""
+        pace = self._pace(room)
         self._abort_all(room)
-        self._set_knobs(knobs)
-        pace = self._paces[room]
+        self._set_knobs(room, knobs)
         pace.steps = 0
         pace.script = sorted(prompts, key=lambda p: p.after_steps)
         self._run_script(room, pace)
 
     def do_abort(self, room: str, request_id: int | None) -> bool:
         """One request, or all of them (None)."""
+        self._pace(room)
         if request_id is None:
             return self._abort_all(room)
         return self.core.abort(request_id, room)
 
     def do_play(self, room: str) -> None:
-        self._paces[room].paused = False
-        self._paces[room].credit = 0
+        pace = self._pace(room)
+        pace.paused, pace.credit = False, 0
 
     def do_pause(self, room: str) -> None:
-        self._paces[room].paused = True
-        self._paces[room].credit = 0
+        pace = self._pace(room)
+        pace.paused, pace.credit = True, 0
 
     def do_step(self, room: str, n: int) -> None:
-        pace = self._paces[room]
-        pace.paused = True
-        pace.credit = min(pace.credit + n, 1000)
+        pace = self._pace(room)
+        pace.paused, pace.credit = True, min(pace.credit + n, 1000)
 
     def do_pace(self, room: str, steps_per_s: float | None) -> None:
-        self._paces[room].steps_per_s = steps_per_s
-        self._paces[room].next_at = 0.0
+        pace = self._pace(room)
+        pace.steps_per_s, pace.next_at = steps_per_s, 0.0
 
     def do_is_idle(self, room: str) -> bool:
         """Nothing left to do, and everything that was done has been reported."""
-        home = self.core.rooms[room]
-        return not (home.has_work or home.recorder.num_pending or self._paces[room].script)
+        pace, home = self._pace(room), self.core.rooms[room]
+        return not (home.has_work or home.recorder.num_pending or pace.script)
 
-    def do_knobs(self, knobs: Mapping[str, object]) -> dict[str, object]:
-        self._set_knobs(knobs)
-        return knob_values(self.core.config)
+    def do_knobs(self, knobs: Mapping[str, object], room: str = "main") -> dict[str, object]:
+        self._pace(room)
+        self._set_knobs(room, knobs)
+        return knob_values(self.core.rooms[room].config)
 
-    def do_job(self, name: str, args: Mapping[str, object]) -> int:
-        """Start a job; its answer comes as an artifact in the trace. One at a time."""
+    def do_open_room(self, name: str, knobs: Mapping[str, object]) -> None:
+        """Its first report leaves before the answer, so that the room is known when the answer comes."""
+        room = self.core.open_room(name, with_room_knobs(self.core.housing.defaults, knobs))
+        self._paces[name] = _Pace()
+        self._report_room(room)
+
+    def do_close_room(self, name: str) -> None:
+        """End its requests; the last report says so. A job that was started in it ends too."""
+        self._pace(name)
+        if self._job is not None and self._job.room == name:
+            self._end_job()
+        room = self.core.close_room(name)
+        self._report_room(room, closed=True)
+        del self._paces[name]
+        self._send(Closed(name))
+
+    def do_job(self, name: str, args: Mapping[str, object], room: str = "main") -> int:
+        """Start a job; its answer comes as an artifact in the room's trace. One at a time in the whole engine."""
+        self._pace(room)
         if self._job is not None:
-            raise EngineError("job_running", f"The job “{self._job.name}” is still running.", name=self._job.name)
-        self._job = start_job(self.core, name, args)
+            sentence = f"The job “{self._job.name}” is still running. Wait until it has ended, or cancel it."
+            raise EngineError("job_running", sentence, name=self._job.name)
+        self._job = start_job(self.core, name, args, room)
         return self._job.number
 
     def do_cancel_job(self) -> bool:
-        running, self._job = self._job is not None, None
+        running = self._job is not None
+        self._end_job()
         return running
+
+    def _pace(self, room: str) -> _Pace:
+        """Raises EngineError "unknown_room"."""
+        pace = self._paces.get(room)
+        if pace is None:
+            raise unknown_room(room)
+        return pace
 
     def _abort_all(self, room: str) -> bool:
         scheduler = self.core.rooms[room].scheduler
@@ -275,38 +245,52 @@ class Loop:
             self.core.abort(request_id, room)
         return bool(found)
 
-    def _set_knobs(self, knobs: Mapping[str, object]) -> None:
-        config = self.core.config
+    def _set_knobs(self, room: str, knobs: Mapping[str, object]) -> None:
+        config = old = self.core.rooms[room].config
         for name, value in knobs.items():
             config = with_knob(config, name, value)
-        if config != self.core.config:
-            self.core.reconfigure(config)
+        if config != old:
+            self.core.reconfigure(config, room)
 
     # ---- jobs and reports ----
 
     def _advance_job(self) -> None:
         job = self._job
-        done = job.advance()
+        try:
+            done = job.advance()
+        except Exception as error:  # a fault in a job must not end everybody's requests
+            done, job.note = True, f"The job “{job.name}” failed: {reason_of(error)}."
         for artifact in job.take_artifacts():
-            self.core.rooms["main"].recorder.artifact(artifact)
+            self.core.rooms[job.room].recorder.artifact(artifact)
         if done:
-            self._job = None
-            self._report_at = 0.0
+            self._paces[job.room].note = job.note
+            self._end_job()
+
+    def _end_job(self) -> None:
+        job, self._job = self._job, None
+        if job is not None:
+            job.close()
+        self._report_at = 0.0
 
     def _unreported(self) -> bool:
-        return any(room.recorder.num_pending for room in self.core.rooms.values())
+        return any(self.core.rooms[name].recorder.num_pending for name in self._paces)
 
     def _report(self) -> None:
         self._report_at = time.monotonic() + 1 / REPORTS_PER_S
-        for name, room in self.core.rooms.items():
-            pace = self._paces[name]
-            state = "paused" if pace.paused and not pace.credit else "running" if room.has_work else "idle"
-            queue_now = tuple(s.seq_id for s in room.scheduler.waiting)
-            running = tuple(s.seq_id for s in room.scheduler.running)
-            job = Progress(self._job.fraction, self._job.text) if self._job else None
-            delta = room.recorder.drain()
-            said = (state, pace.steps_per_s, queue_now, running, self.core.config, job)
-            if delta.is_empty and said == pace.reported:
-                continue
-            pace.reported = said
-            self._send(Report(name, delta, *said))
+        for name in self._paces:
+            self._report_room(self.core.rooms[name])
+
+    def _report_room(self, room: Room, closed: bool = False) -> None:
+        """Say what happened in a room, if anything did."""
+        pace = self._paces[room.name]
+        state = "paused" if pace.paused and not pace.credit else "running" if room.has_work else "idle"
+        queue_now = tuple(s.seq_id for s in room.scheduler.waiting)
+        running = tuple(s.seq_id for s in room.scheduler.running)
+        job = Progress(self._job.fraction, self._job.text) if self._job else None
+        delta = room.recorder.drain()
+        said = ("closed" if closed else state, pace.steps_per_s, queue_now, running, room.config, job)
+        note, pace.note = pace.note, ""
+        if delta.is_empty and said == pace.reported and not note:
+            return
+        pace.reported = said
+        self._send(Report(room.name, delta, *said, note))

@@ -12,13 +12,16 @@ exactly one of four states:
 Invariant (check_integrity): reference counts equal the tables, the states partition the lease, and every
 published hash names a page that still has that content. Every change appends one event (engine/trace.Op);
 replaying the log from an empty pool gives the same state.
+
+Page ids are the arena's, but the log numbers a room's pages from 1 in ascending order: what a room does reads the
+same wherever its lease happens to lie, and a reader needs to know nothing but how many pages it has.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -28,7 +31,8 @@ Event = tuple[int, int, int, int]
 
 
 class Arena:
-    """Accounts for pages 1 … num_pages (page 0 is the sink). Rooms lease disjoint sets."""
+    """Accounts for pages 1 … num_pages (page 0 is the sink). Rooms lease disjoint sets, ascending, in one run where
+    there is one (the first that fits)."""
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
@@ -45,13 +49,36 @@ class Arena:
             raise ValueError(f"room {room!r} already leases pages")
         if num_pages > len(self._free):
             raise ValueError(f"{num_pages} pages asked for, {len(self._free)} are free")
-        pages = tuple(self._free.pop() for _ in range(num_pages))
+        pages = self._first_run(num_pages)
+        self._free = sorted(set(self._free) - set(pages), reverse=True)
         self._leases[room] = pages
         return pages
 
+    @property
+    def leases(self) -> Mapping[str, tuple[int, ...]]:
+        """Room → its page ids."""
+        return self._leases
+
     def give_back(self, room: str) -> None:
-        self._free.extend(sorted(self._leases.pop(room), reverse=True))
+        self._free.extend(self._leases.pop(room))
         self._free.sort(reverse=True)
+
+    def grow(self, num_pages: int) -> None:
+        """More pages; leases stay."""
+        assert num_pages >= self.num_pages, "leased pages cannot be taken away"
+        self._free = [*range(num_pages, self.num_pages, -1), *self._free]
+        self.num_pages = num_pages
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError unless free and leased pages are all pages, once."""
+        parts = sorted([*self._free, *(page for pages in self._leases.values() for page in pages)])
+        assert parts == list(range(1, self.num_pages + 1)), "free and leased pages do not partition the arena"
+
+    def _first_run(self, num_pages: int) -> tuple[int, ...]:
+        free = self._free[::-1]
+        last = num_pages - 1
+        at = next((i for i in range(len(free) - last) if free[i + last] - free[i] == last), 0)
+        return tuple(free[at : at + num_pages])
 
 
 def chain_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
@@ -63,7 +90,7 @@ class PagePool:
     """The pages of one room and KV group.
 
     Args:
-        pages: leased page ids.
+        pages: leased page ids, ascending.
         page_size: tokens a page.
         salt: distinguishes rooms, groups and KV formats in the prefix hashes.
     """
@@ -74,6 +101,7 @@ class PagePool:
         self.root_hash = hashlib.blake2b(salt, digest_size=16).digest()
         self.tables: dict[int, list[int]] = {}
         self.num_events = 0
+        self.number_of = {page: number for number, page in enumerate(self.pages, 1)}  # as the log calls it
         self._log: list[Event] = []
         self._refs = dict.fromkeys(self.pages, 0)
         self._blank = deque(sorted(self.pages))
@@ -129,9 +157,9 @@ class PagePool:
     def largest_free_run(self) -> int:
         best = run = 0
         last = None
-        for page in sorted((*self._blank, *self._idle)):
-            run = run + 1 if last is not None and page == last + 1 else 1
-            best, last = max(best, run), page
+        for number in sorted(self.number_of[page] for page in (*self._blank, *self._idle)):
+            run = run + 1 if last is not None and number == last + 1 else 1
+            best, last = max(best, run), number
         return best
 
     # ---- changes ----
@@ -156,10 +184,10 @@ class PagePool:
         return True
 
     def allocate_run(self, owner: int, num_pages: int) -> bool:
-        """As allocate(), but the page ids must be consecutive: a contiguous slab."""
+        """As allocate(), but the pages must be consecutive in the lease: a contiguous slab."""
         free = sorted((*self._blank, *self._idle))
         for at in range(len(free) - num_pages + 1):
-            if free[at + num_pages - 1] - free[at] == num_pages - 1:
+            if self.number_of[free[at + num_pages - 1]] - self.number_of[free[at]] == num_pages - 1:
                 for page in free[at : at + num_pages]:
                     self._take(page)
                     self._append(owner, page)
@@ -179,7 +207,7 @@ class PagePool:
         self._event(Op.RELEASE, source, owner, index)
         self._refs[target] = 1
         self._event(Op.ALLOC, target, owner, index)
-        self._event(Op.COPY, source, owner, target)
+        self._event(Op.COPY, source, owner, self.number_of[target])
         table[index] = target
         return source, target
 
@@ -252,11 +280,11 @@ class PagePool:
         seen: set[int] = set()
         for owner, table in self.tables.items():
             for index, page in enumerate(table):
-                found.append((Op.SHARE if page in seen else Op.ALLOC, page, owner, index))
+                found.append((Op.SHARE if page in seen else Op.ALLOC, self.number_of[page], owner, index))
                 seen.add(page)
-        found += [(Op.PUBLISH, page, 0, 0) for page in self._hash_of]
+        found += [(Op.PUBLISH, self.number_of[page], 0, 0) for page in self._hash_of]
         for page in self._pending:
-            found += [(Op.ALLOC, page, 0, 0), (Op.RELEASE, page, 0, 0)]
+            found += [(Op.ALLOC, self.number_of[page], 0, 0), (Op.RELEASE, self.number_of[page], 0, 0)]
         return found
 
     def check_integrity(self) -> None:
@@ -279,7 +307,7 @@ class PagePool:
     # ---- inside ----
 
     def _event(self, op: Op, page: int, owner: int, index: int) -> None:
-        self._log.append((op, page, owner, index))
+        self._log.append((op, self.number_of[page], owner, index))
         self.num_events += 1
 
     def _use_until(self, page: int, step_id: int) -> None:

@@ -182,11 +182,27 @@ def _sequences(manifest: Reader, prompts: np.ndarray) -> dict[int, SequenceInfo]
             seq_id, item.integer("request_id", 0, large), item.integer("sample", 0, large), item.text("name", 80),
             item.text("prompt", MAX_PROMPT), tuple(prompts[at:end].tolist()), item.integer("max_tokens", 0, large),
             item.number("temperature"), item.integer("seed", 0, 2**63 - 1), item.integer("priority", -large, large),
-            item.integer("arrival_us", 0, 2**62), item.text("room", 200),
+            item.integer("arrival_us", 0, 2**62), item.text("room", 200), **_sampling(item),
         )  # fmt: skip
         at = end
     if at != len(prompts):
         raise Bad("the prompts do not add up")
+    return found
+
+
+def _sampling(item: Reader) -> dict[str, object]:
+    """Parameters that the first recordings lack."""
+    found: dict[str, object] = {}
+    if item.has("top_k"):
+        found["top_k"] = item.integer("top_k", 1, 2**63 - 1)
+    if item.has("top_p"):
+        found["top_p"] = item.number("top_p")
+    if item.has("stop"):
+        found["stop"] = item.texts("stop", MAX_PROMPT)
+    if item.has("stop_token_ids"):
+        found["stop_token_ids"] = item.integers("stop_token_ids")
+    if item.has("ignore_eos"):
+        found["ignore_eos"] = item.flag("ignore_eos")
     return found
 
 

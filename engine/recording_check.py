@@ -135,6 +135,16 @@ class Reader:
         need(isinstance(value, list) and all(type(v) is int and 0 <= v < 2**31 for v in value), f"{self.what} has an impossible {key}")
         return tuple(value)
 
+    def texts(self, key: str, most: int) -> tuple[str, ...]:
+        value = self._get(key)
+        need(isinstance(value, list) and len(value) <= 10_000, f"{self.what} has an impossible {key}")
+        inner = Reader(f"{self.what}'s {key}", value)
+        return tuple(inner.text(at, most) for at in range(len(value)))
+
+    def has(self, key: str) -> bool:
+        """Whether there is anything of that name but null."""
+        return isinstance(self.value, dict) and self.value.get(key) is not None
+
     def items(self, key: str, most: int = 2**20) -> list[Reader]:
         value = self._get(key)
         ok = isinstance(value, list) and len(value) <= most and all(isinstance(v, (dict, list)) for v in value)

@@ -89,20 +89,32 @@ class ModelRunner:
         self.arena: torch.Tensor | None = None
         self.configure(config)
 
-    def configure(self, config: EngineConfig) -> None:
-        """Cut a new arena if its shape changed. Everything in it is lost; nothing may be in flight.
+    def configure(self, config: EngineConfig) -> bool:
+        """Cut the arena to config.cache.num_pages if its shape changed. Nothing may be in flight.
 
+        Returns whether what was cached is still there: it moves along into a larger arena if both fit side by side.
         Raises EngineError "pool_too_large" and keeps the old one.
         """
         layout = layout_of(self.model.config, config.cache.page_size, config.source.dtype)
         shape = (config.cache.num_pages + 1, layout.page_bytes)  # page 0 is the sink
-        if self.arena is None or self.arena.shape != shape:
-            kept = 0 if self.arena is None else self.arena.nbytes
-            check_memory(shape[0] * shape[1], free_bytes(self.device) + kept)
-            self.arena = None  # free the old one first
-            self.arena = torch.zeros(shape, dtype=torch.uint8, device=self.device)
+        survived = self.arena is not None and self.arena.shape == shape
+        if not survived:
+            survived = self._recut(shape)
         self.config = config
         self.attention = FullAttention(self.model.config, self.arena, config.cache.page_size, DTYPES[config.source.dtype], self.ops)
+        return survived
+
+    def _recut(self, shape: tuple[int, int]) -> bool:
+        """A new arena of this shape; True if the old one's pages are in it."""
+        old, free, wanted = self.arena, free_bytes(self.device), shape[0] * shape[1]
+        check_memory(wanted, free + (0 if old is None else old.nbytes))
+        if old is not None and old.shape[1] == shape[1] and len(old) < shape[0] and wanted <= free:
+            self.arena = torch.zeros(shape, dtype=torch.uint8, device=self.device)
+            self.arena[: len(old)] = old
+            return True
+        self.attention = self.arena = old = None  # free the old one first
+        self.arena = torch.zeros(shape, dtype=torch.uint8, device=self.device)
+        return False
 
     @torch.inference_mode()
     def run(self, step_id: int, host: HostBatch, rows: SampleRows, probe=NO_PROBE) -> PendingStep:

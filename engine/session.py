@@ -2,13 +2,14 @@
 
 The core runs in a thread of this process or in a process of its own behind the same methods. Everything a
 caller may touch here is plain data: prompts are tokenised on this side, refusals come back as EngineError,
-records arrive as TraceDeltas and are kept in one TraceStore a room. If the core dies, its records stay, the
-requests that it took with it end with a sentence, and restart() begins a new one whose step, sequence and
-request numbers go on.
+records arrive as TraceDeltas and are kept in one Ledger a room. If the core dies, all rooms' records stay, the
+requests that it took with it end with a sentence, and restart() begins a new one in which every room is open again
+and whose step, sequence and request numbers go on.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import multiprocessing
 import queue
@@ -19,31 +20,18 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
-import numpy as np
-
-from engine.config import EngineConfig
+from engine.config import EngineConfig, with_wide_parts
 from engine.errors import EngineError, reason_of
-from engine.loop import Answer, Command, Died, Loop, Progress, Prompt, Ready, Report
+from engine.ledger import Ledger, Start
+from engine.loop import Loop
+from engine.messages import Answer, Closed, Command, Died, Progress, Prompt, Ready, Report
 from engine.request import FinishReason, SamplingParams
-from engine.store import TraceStore
+from engine.rooms import unknown_room
 from engine.tokenizer import TextTokenizer
-from engine.trace import FINISH_REASONS, TABLES, Op, StepError, Trace, TraceDelta
+from engine.trace import Trace
 from engine.workloads import Workload
 
 ANSWER_S = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """Where a new core's numbering begins: after a crash it goes on where the last one stopped."""
-
-    step: int = 0
-    sequence: int = 1
-    request: int = 1
-    name: int = 0
-    text_bytes: int = 0
-    events: int = 0
-    config: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +47,7 @@ class Handle:
 class Status:
     """What the page shows besides the trace."""
 
-    state: str  # "loading", "running", "paused", "idle", "dead"
+    state: str  # "loading", "running", "paused", "idle", "dead"; "closed": there is no such room
     pace: float | None = None
     waiting: tuple[str, ...] = ()
     running: tuple[str, ...] = ()
@@ -67,15 +55,18 @@ class Status:
     sentence: str = ""  # why it is dead, or what just went wrong
 
 
-def _serve(config: EngineConfig, start: Start, receive: Callable[[float], object], send: Callable[[object], None]) -> None:
+Starts = Mapping[str, Start] | None  # the rooms to open again; None: a first start
+
+
+def _serve(config: EngineConfig, starts: Starts, receive: Callable[[float], object], send: Callable[[object], None]) -> None:
     """Build a core and run its loop. The body of the thread or the child process."""
     from engine.build import build_core, facts  # torch is imported here, not by whoever holds a Session
     from engine.models.loading import advised
 
     try:
         core, loaded = build_core(config, lambda fraction, text: send(Progress(fraction, text)))
-        core.begin_at(start)
-        send(Ready(core.config, loaded.folder, facts(core, loaded)))
+        _reopen(core, starts)
+        send(Ready(core.config, loaded.folder, facts(core, loaded), tuple(core.rooms)))
     except EngineError as error:
         send(Died(advised(error, config.source.model).sentence))
         return
@@ -88,7 +79,22 @@ def _serve(config: EngineConfig, start: Start, receive: Callable[[float], object
     Loop(core, receive, send).run()
 
 
-def _serve_process(config: EngineConfig, start: Start, inbox, outbox) -> None:
+def _reopen(core, starts: Starts) -> None:
+    """Open the rooms that a dead core had, with their knobs and numbers. One that does not fit any more stays closed."""
+    if starts is None:
+        return
+    if "main" not in starts and starts:
+        core.close_room("main")
+    for name, start in starts.items():
+        with contextlib.suppress(EngineError):
+            if name != "main":
+                core.open_room(name, start.settings)
+            core.begin_at(start, name)
+            if name == "main" and start.settings is not None:
+                core.reconfigure(start.settings)
+
+
+def _serve_process(config: EngineConfig, starts: Starts, inbox, outbox) -> None:
     """The child process. It ends when its parent is gone, however that happened: it must not keep a GPU."""
     parent, looked = multiprocessing.parent_process(), time.monotonic()
 
@@ -104,7 +110,7 @@ def _serve_process(config: EngineConfig, start: Start, inbox, outbox) -> None:
                     return None
             raise
 
-    _serve(config, start, receive, outbox.put)
+    _serve(config, starts, receive, outbox.put)
 
 
 def _get(inbox, timeout: float):
@@ -112,7 +118,7 @@ def _get(inbox, timeout: float):
 
 
 class Session:
-    """One engine.
+    """One engine. `config` is the room main's, with everything engine-wide; config_of() is any room's.
 
     Args:
         config: need not be resolved.
@@ -124,11 +130,9 @@ class Session:
         self.meta: Mapping[str, object] = {}
         self._own_process = own_process
         self._tokenizer: TextTokenizer | None = None
-        self._stores: dict[str, TraceStore] = {}
-        self._reports: dict[str, Report] = {}
-        self._names: dict[int, str] = {}
-        self._alive: dict[int, int] = {}  # seq_id -> request_id
-        self._finished: dict[int, FinishReason] = {}
+        self._born = config
+        self._ledgers: dict[str, Ledger] = {}
+        self._last_request = 0
         self._answers: dict[int, Future] = {}
         self._numbers = itertools.count(1)
         self._changed = threading.Condition()
@@ -136,13 +140,14 @@ class Session:
         self._sentence = ""
         self._state = "new"
         self._generation = 0
-        self.version = 0
+        self._wide_version = 0
+        self.version = 0  # grows with every message; version_of() with what concerns a room
 
     # ---- life ----
 
     def start(self) -> Session:
         """Begin loading; returns at once. `wait_ready` waits."""
-        self._launch(Start())
+        self._launch(None)
         return self
 
     def wait_ready(self, timeout: float = 600.0, progress: Callable[[Progress], None] | None = None) -> Session:
@@ -175,10 +180,46 @@ class Session:
         with self._changed:
             if self._state != "dead":
                 return
-            store = self._stores.get("main")
-            trace = store.snapshot() if store else Trace()
-            start = self._bury(trace)
-        self._launch(start)
+            starts = {name: ledger.bury(self._sentence) for name, ledger in self._ledgers.items()} if self.meta else None
+            if starts:
+                beyond = max(self._last_request + 1, *(start.request for start in starts.values()))
+                starts = {name: replace(start, request=beyond) for name, start in starts.items()}
+        self._launch(starts)
+
+    # ---- rooms ----
+
+    @property
+    def rooms(self) -> tuple[str, ...]:
+        """Names of the rooms that are open; after a death, of those that restart() opens again."""
+        with self._changed:
+            return tuple(self._ledgers)
+
+    def open_room(self, name: str, knobs: Mapping[str, object] | None = None) -> None:
+        """Open a room with the knobs that the engine was started with, these changed.
+
+        Raises EngineError: "no_room" (the limit or the pages do not allow another), "room_exists", "bad_room".
+        """
+        self.ask("open_room", name=name, knobs=dict(knobs or {}))
+
+    def close_room(self, name: str) -> None:
+        """End a room's requests and forget it; a Trace that somebody holds stays whole. Raises "unknown_room"."""
+        if self._state == "dead":
+            with self._changed:
+                self._ledger(name)
+                del self._ledgers[name]
+            return
+        self.ask("close_room", name=name)
+
+    def config_of(self, room: str = "main") -> EngineConfig:
+        """The knobs in force in a room. Raises EngineError "unknown_room"."""
+        report = self._ledger(room).report
+        return report.config if report else self.config
+
+    def _ledger(self, room: str) -> Ledger:
+        ledger = self._ledgers.get(room)
+        if ledger is None:
+            raise unknown_room(room)
+        return ledger
 
     # ---- requests ----
 
@@ -219,8 +260,12 @@ class Session:
         if vocab and prompt.token_ids and not 0 <= min(prompt.token_ids) <= max(prompt.token_ids) < vocab:
             raise EngineError("bad_token", f"Token ids must be from 0 to {vocab - 1:,}.", vocab_size=vocab)
         if self._state == "ready":
-            self._sentence = ""  # what went wrong before is old news; not after the answer, the first step may have failed by then
-        return Handle(*self.ask("add", room=room, prompt=prompt))
+            ledger = self._ledger(room)
+            ledger.sentence = ""  # what went wrong before is old news; not after the answer, the first step may have failed by then
+            ledger.version += 1
+        handle = Handle(*self.ask("add", room=room, prompt=prompt))
+        self._last_request = max(self._last_request, handle.request_id)
+        return handle
 
     def run_workload(self, workload: Workload, *, room: str = "main") -> None:
         """End what runs in the room, set the workload's knobs, start its script."""
@@ -247,16 +292,18 @@ class Session:
             self._answers.pop(number, None)
             raise EngineError("no_answer", f"The engine did not answer within {ANSWER_S:.0f} seconds.", seconds=ANSWER_S) from None
 
-    def wait(self, seq_ids: Sequence[int], timeout: float = 600.0) -> dict[int, FinishReason]:
-        """Wait until these sequences have ended. Raises EngineError "engine_dead" or "timeout"."""
-        deadline = time.monotonic() + timeout
+    def wait(self, seq_ids: Sequence[int], timeout: float = 600.0, *, room: str = "main") -> dict[int, FinishReason]:
+        """Wait until these sequences of a room have ended. Raises EngineError "engine_dead", "timeout", "unknown_room"."""
+        deadline, ledger = time.monotonic() + timeout, self._ledger(room)
         with self._changed:
-            while any(i not in self._finished for i in seq_ids):
+            while any(i not in ledger.finished for i in seq_ids):
                 if self._state == "dead":
                     raise EngineError("engine_dead", self._sentence)
+                if self._ledgers.get(room) is not ledger:
+                    raise unknown_room(room)
                 if not self._changed.wait(max(min(deadline - time.monotonic(), 1.0), 0)) and time.monotonic() >= deadline:
                     raise EngineError("timeout", f"The answer was not complete after {timeout:.0f} seconds.", seconds=timeout)
-            return {i: self._finished[i] for i in seq_ids}
+            return {i: ledger.finished[i] for i in seq_ids}
 
     def wait_idle(self, room: str = "main", timeout: float = 600.0) -> None:
         """Wait until the room has nothing left to do. Raises EngineError "engine_dead" or "timeout"."""
@@ -277,32 +324,42 @@ class Session:
 
     @property
     def alive(self) -> frozenset[int]:
-        """Numbers of the requests that were reported and have not ended."""
+        """Numbers of the requests, of all rooms, that were reported and have not ended."""
         with self._changed:
-            return frozenset(self._alive.values())
+            return frozenset(i for ledger in self._ledgers.values() for i in ledger.alive.values())
 
     @property
     def is_ready(self) -> bool:
         return self._state == "ready"
 
+    def version_of(self, room: str = "main") -> int:
+        """Changes with what a viewer of the room can see: something of the room, or of the engine as a whole."""
+        ledger = self._ledgers.get(room)
+        return -1 - self._wide_version if ledger is None else self._wide_version + ledger.version
+
     def trace(self, room: str = "main") -> Trace:
-        store = self._stores.get(room)
-        return store.snapshot() if store else Trace(meta=self.meta)
+        """The room's records; an empty Trace where there is no such room."""
+        ledger = self._ledgers.get(room)
+        return ledger.store.snapshot() if ledger else Trace(meta=self.meta)
 
     def status(self, room: str = "main") -> Status:
         if self._state != "ready":
             return Status(self._state, progress=self._progress, sentence=self._sentence)
-        report = self._reports.get(room)
+        ledger = self._ledgers.get(room)
+        if ledger is None:
+            return Status("closed", sentence=unknown_room(room).sentence)
+        report = ledger.report
         if report is None:
-            return Status("idle")
-        names = [tuple(self._names.get(i, f"#{i}") for i in ids) for ids in (report.waiting, report.running)]
-        return Status(report.state, report.pace, *names, report.job, self._sentence)
+            return Status("idle", sentence=ledger.sentence)
+        return Status(report.state, report.pace, ledger.names(report.waiting), ledger.names(report.running), report.job, ledger.sentence)
 
     # ---- inside: the worker and its messages ----
 
-    def _launch(self, start: Start) -> None:
+    def _launch(self, starts: Starts) -> None:
         self._state, self._sentence, self._process = "loading", "", None
         self._generation += 1
+        self._wide_version += 1
+        config = with_wide_parts(self._born, self.config)
         generation = self._generation
         own = self._own_process
         if own is None:
@@ -311,13 +368,13 @@ class Session:
             context = multiprocessing.get_context("spawn")
             self._inbox, outbox = context.Queue(), context.Queue()
             self._process = context.Process(
-                target=_serve_process, args=(self.config, start, self._inbox, outbox), daemon=True, name="engine-core"
+                target=_serve_process, args=(config, starts, self._inbox, outbox), daemon=True, name="engine-core"
             )
             self._process.start()
             body, args = self._read_process, (self._process, outbox, generation)
         else:
             self._inbox = inbox = queue.Queue()
-            body, args = _serve, (self.config, start, lambda timeout: _get(inbox, timeout), lambda message: self._take(message, generation))
+            body, args = _serve, (config, starts, lambda timeout: _get(inbox, timeout), lambda message: self._take(message, generation))
         self._worker = threading.Thread(target=body, args=args, daemon=True, name="engine")
         self._worker.start()
 
@@ -338,39 +395,41 @@ class Session:
         if generation != self._generation or self._state == "closed":
             return
         with self._changed:
+            self.version += 1
             if isinstance(message, Report):
                 self._take_report(message)
+            elif isinstance(message, Closed):
+                self._ledgers.pop(message.room, None)
             elif isinstance(message, Answer):
                 self._take_answer(message)
-            elif isinstance(message, Progress):
-                self._progress = message
-            elif isinstance(message, Ready):
-                self.config, self.meta = message.config, message.meta
-                self._tokenizer = TextTokenizer.load(message.folder.path)
-                self._progress, self._state = None, "ready"
-            elif isinstance(message, Died) and self._state != "dead":
-                self._state, self._sentence = "dead", message.sentence
-                for answer in self._answers.values():
-                    answer.set_exception(EngineError("engine_dead", message.sentence))
-                self._answers.clear()
-            self.version += 1
+            else:
+                self._wide_version += 1
+                self._take_state(message)
             self._changed.notify_all()
 
+    def _take_state(self, message: Progress | Ready | Died) -> None:
+        """Something that concerns every room."""
+        if isinstance(message, Progress):
+            self._progress = message
+        elif isinstance(message, Ready):
+            self.config, self.meta = message.config, message.meta
+            self._tokenizer = TextTokenizer.load(message.folder.path)
+            self._ledgers = {name: self._ledgers.get(name) or self._new_ledger() for name in message.rooms}
+            self._progress, self._state = None, "ready"
+        elif isinstance(message, Died) and self._state != "dead":
+            self._state, self._sentence = "dead", message.sentence
+            for answer in self._answers.values():
+                answer.set_exception(EngineError("engine_dead", message.sentence))
+            self._answers.clear()
+
     def _take_report(self, report: Report) -> None:
-        delta, room = report.delta, report.room
-        if room not in self._stores:
-            self._stores[room] = TraceStore(self.config.trace_bytes, self._tokenizer.piece, self.meta)
-        self._stores[room].apply(delta)
-        self.config, self._reports[room] = report.config, report
-        for info in delta.sequences:
-            self._names[info.seq_id] = info.name
-            self._alive[info.seq_id] = info.request_id
-        finishes = delta.tables.get("finishes")
-        for row in finishes if finishes is not None else ():
-            self._finished[int(row["seq_id"])] = FINISH_REASONS[row["reason"]]
-            self._alive.pop(int(row["seq_id"]), None)
-        if delta.errors:
-            self._sentence = delta.errors[-1].sentence
+        if report.room not in self._ledgers:
+            self._ledgers[report.room] = self._new_ledger()
+        self._ledgers[report.room].take(report)
+        self.config = report.config if report.room == "main" else with_wide_parts(self.config, report.config)
+
+    def _new_ledger(self) -> Ledger:
+        return Ledger(self.config.trace_bytes, self._tokenizer.piece, self.meta, self.version)
 
     def _take_answer(self, answer: Answer) -> None:
         future = self._answers.pop(answer.number, None)
@@ -380,51 +439,6 @@ class Session:
             future.set_exception(answer.error)
         else:
             future.set_result(answer.value)
-
-    # ---- inside: after a death ----
-
-    def _bury(self, trace: Trace) -> Start:
-        """End what the dead core had in hand, in the records too, and say where a new one begins."""
-        if "main" not in self._stores:
-            return Start()
-        step = (trace.last_step if trace.last_step is not None else -1) + 1
-        base = int(trace.meta.get("event_base", 0))
-        held = trace.pool_at(trace.last_step) if len(trace) else None
-        events = [] if held is None else _release_all(held)
-        last = trace.steps[-1] if len(trace) else np.zeros((), TABLES["steps"])
-        tables = {name: np.zeros(0, dtype) for name, dtype in TABLES.items()}
-        row = np.zeros(1, TABLES["steps"])
-        num_events = base + len(trace.events) + len(events)
-        for field, value in {
-            "step_id": step,
-            "start_us": last["start_us"],
-            "event_end": num_events,
-            "config": last["config"],
-            "launch_id": step,
-            "failed": 1,
-        }.items():
-            row[field] = value
-        tables["steps"] = row
-        tables["events"] = np.array(events, TABLES["events"])
-        reason = FINISH_REASONS.index(FinishReason.ERROR)
-        tables["finishes"] = np.array([(step, i, reason, 0) for i in self._alive], TABLES["finishes"])
-        sentence = f"{self._sentence} Its requests ended; a new engine was started."
-        self._stores["main"].apply(TraceDelta(tables, errors=(StepError(step, "core_died", sentence, tuple(self._alive)),)))
-        self._finished.update(dict.fromkeys(self._alive, FinishReason.ERROR))
-        self._alive.clear()
-        text_bytes = int(trace.meta.get("text_base", 0)) + len(trace.text_bytes)
-        requests = [info.request_id for info in trace.sequences.values()]
-        return Start(
-            step + 1, max(trace.sequences, default=0) + 1, max(requests, default=0) + 1, len(set(requests)), text_bytes, num_events,
-            len(trace.meta.get("configs", ())),
-        )  # fmt: skip
-
-
-def _release_all(pool) -> list[tuple[int, int, int, int]]:
-    """Events that empty a pool."""
-    events = [(Op.RELEASE, page, owner, index) for owner, table in pool.tables.items() for index, page in enumerate(table)]
-    events += [(Op.FREE, page, 0, 0) for page in range(1, pool.num_pages + 1) if pool.pending[page] or pool.ref_counts[page]]
-    return events + [(Op.EVICT, page, 0, 0) for page in range(1, pool.num_pages + 1) if pool.cached[page]]
 
 
 def _exit(code: int | None) -> str:

@@ -11,7 +11,7 @@ replay equals the live pool. Rejected: one object a step (a thousand times the m
 from __future__ import annotations
 
 import bisect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
@@ -107,7 +107,11 @@ TABLES: dict[str, np.dtype] = {
 
 @dataclass(frozen=True, slots=True)
 class SequenceInfo:
-    """What does not change about a sequence. `name` is what a person sees: "A", or "A·2" for n > 1."""
+    """What does not change about a sequence. `name` is what a person sees: "A", or "A·2" for n > 1.
+
+    With the sampling parameters a run can be repeated exactly from its record; those with a default are missing in
+    recordings of the first days, where nobody had set them.
+    """
 
     seq_id: int
     request_id: int
@@ -121,6 +125,11 @@ class SequenceInfo:
     priority: int
     arrival_us: int
     room: str
+    top_k: int | None = None
+    top_p: float = 1.0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -313,7 +322,7 @@ class Trace:
         return int(self.config_at(step_id).get("page_size", self.meta.get("page_size", 16)))
 
     def num_pages_at(self, step_id: int) -> int:
-        """Pages of the room's lease; ids run from 1."""
+        """Pages of the room's lease; the record numbers them from 1, wherever in the arena they lie."""
         return int(self.config_at(step_id).get("num_pages", self.meta.get("num_pages", 0)))
 
     # ---- sequences ----
@@ -348,21 +357,22 @@ class Trace:
     def computed_at(self, step_id: int) -> dict[int, int]:
         """seq_id → num_computed_tokens after a step, for the sequences that hold pages then."""
         pool, page_size = self.pool_at(step_id), self.page_size_at(step_id)
-        found = {}
+        last = {name: self.newest(name, pool.tables, step_id) for name in ("preempts", "works", "tokens")}
+        later, found = self._next_works(pool.tables, step_id), {}
         for seq_id, table in pool.tables.items():
-            known = self._computed(seq_id, step_id)
+            known = self._computed(seq_id, step_id, *(rows.get(seq_id) for rows in last.values()), later.get(seq_id))
             if known is None:  # admitted by a plan that is not in the trace yet: it starts with what it hit
                 known = next((i for i, page in enumerate(table) if not pool.cached[page]), len(table)) * page_size
             found[seq_id] = min(known, len(table) * page_size)
         return found
 
-    def _computed(self, seq_id: int, step_id: int) -> int | None:
+    def _computed(
+        self, seq_id: int, step_id: int, lost: np.void | None, work: np.void | None, token: np.void | None, later: np.void | None
+    ) -> int | None:
         """Tokens computed by a sequence that holds pages: where its last work ended, if it kept its pages since;
-        else where its next work starts. None if the trace has neither."""
-        lost = self._last_of("preempts", seq_id, step_id)
+        else where its next work starts. None if the trace has neither. `token`: its step may have been dropped by a full
+        ring."""
         since = int(lost["step_id"]) + 1 if lost is not None else 0
-        work = self._last_of("works", seq_id, step_id)
-        token = self._last_of("tokens", seq_id, step_id)  # its step may have been dropped by a full ring
         known, before = None, self.meta.get("computed_before") or {}  # what a clipped trace remembers
         if token is not None and token["step_id"] >= since and (work is None or token["step_id"] > work["step_id"]):
             known = int(token["position"])
@@ -371,21 +381,18 @@ class Trace:
             known = None if no_cache else int(work["start"]) + int(work["num_tokens"])
         elif str(seq_id) in before and not since:
             known = int(before[str(seq_id)])
-        rows = self.works[bisect.bisect_right(self.works["step_id"], step_id) :]
-        later = rows[np.flatnonzero(rows["seq_id"] == seq_id)[:1]]
-        if not len(later) or (known is not None and known <= later["start"][0]):
+        if later is None or (known is not None and known <= later["start"]):
             return known
-        between = self.rows("preempts", step_id + 1, int(later["step_id"][0]))["seq_id"]
-        return known if known is not None and seq_id in between else int(later["start"][0])
+        between = self.rows("preempts", step_id + 1, int(later["step_id"]))["seq_id"]
+        return known if known is not None and seq_id in between else int(later["start"])
 
-    def _last_of(self, table: str, seq_id: int, step_id: int) -> np.void | None:
-        """A sequence's newest row of a table at or before a step."""
-        rows = self.rows(table, 0, step_id)
-        for recent in (rows[-256:], rows):
-            at = np.flatnonzero(recent["seq_id"] == seq_id)
-            if len(at):
-                return recent[at[-1]]
-        return None
+    def newest(self, table: str, seq_ids: Iterable[int], step_id: int) -> dict[int, np.void]:
+        """seq_id → its newest row of a table at or before a step, for those that have one. Looks at recent rows first."""
+        return _nearest(self.rows(table, 0, step_id)[::-1], seq_ids)
+
+    def _next_works(self, seq_ids: Iterable[int], step_id: int) -> dict[int, np.void]:
+        """seq_id → its first work after a step."""
+        return _nearest(self.works[bisect.bisect_right(self.works["step_id"], step_id) :], seq_ids)
 
     # ---- the pool ----
 
@@ -412,6 +419,19 @@ class Trace:
             begin = int(frame["event_at"][0])
         log = self.events[max(begin - base, 0) : max(end - base, 0)]
         return replay(num_pages, [*frame[["op", "page", "owner", "index"]].tolist(), *log.tolist()])
+
+
+def _nearest(rows: np.ndarray, seq_ids: Iterable[int]) -> dict[int, np.void]:
+    """seq_id → its first row."""
+    wanted, found = sorted(seq_ids), {}
+    for window in (256, 8192, len(rows)):
+        near = rows[:window]
+        near = near[np.isin(near["seq_id"], wanted)]
+        ids, at = np.unique(near["seq_id"], return_index=True)
+        found = {seq_id: near[i] for seq_id, i in zip(ids.tolist(), at.tolist())}
+        if len(found) == len(wanted) or window >= len(rows):
+            break
+    return found
 
 
 def replay(num_pages: int, events: list[tuple[int, int, int, int]]) -> PoolState:

@@ -1,13 +1,18 @@
-"""The contract of a chapter: Chapter, Beat, Predict, TryThis. Plain data and pure functions of (Trace, step_id).
+"""The contract of a chapter: Chapter, Beat, Predict, TryThis. Plain data and pure functions of a Trace and steps.
 
 A chapter is one file of viz/chapters/ with a CHAPTER of the file's name. A beat is what a speaker shows between two
 presses of a clicker: a sentence, the views, what is selected. Going to a beat may start a workload and advance the
 engine (or a recording's playhead) until an event; a beat that predicts asks before the step that decides, takes
-guesses as clicks on marks, and the next real record is the answer key. Nothing here knows a browser, a source or an
-engine: viz/stage/tour.py plays it.
+guesses as clicks on marks of its first view, and the next real record is the answer key. Nothing here knows a
+browser, a source or an engine: viz/stage/tour.py plays it.
 
-Events and answers must hold on any honest run of the workload: live on a CPU or GPU, or recorded. They read the
-record; they never count on a step number or on the words that a model says.
+Events and answers must hold on any honest run of the workload: live on a CPU or GPU, or recorded, and also where the
+trace holds earlier runs. So they look at one step and at those who are in it, never at a step number, a letter or the
+words that a model says; and never at later steps, which a live engine has not run yet. What a player owes them: a
+preset starts with nothing in the prefix cache, and a beat is looked for from where the last one ended (after a
+prediction, from the step that decided it).
+
+Sentences come from `say`: fields that are tuples are names ("A and B"), a Said is said first, in the same language.
 """
 
 from __future__ import annotations
@@ -16,15 +21,23 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from engine.trace import Trace
-from viz.words.catalogue import Template
+from viz.words.catalogue import Template, words
 
 Event = Callable[[Trace, int], bool]
 Pick = Callable[[Trace, int], str | None]
 Fields = Callable[[Trace, int], Mapping[str, object]]
+Decided = Callable[[Trace, int, int], bool]  # (trace, asked, a later step)
+Answer = Callable[[Trace, int, int], frozenset[str]]  # (trace, asked, decided)
+Outcome = Callable[[Trace, int, int], Mapping[str, object]]  # (trace, asked, decided)
 
 
 def at_once(trace: Trace, step: int) -> bool:
     """The event of a beat that stays where the last one was."""
+    return True
+
+
+def next_step(trace: Trace, asked: int, step: int) -> bool:
+    """The answer is in the very next step."""
     return True
 
 
@@ -36,30 +49,46 @@ def no_fields(trace: Trace, step: int) -> Mapping[str, object]:
     return {}
 
 
+def nothing_found(trace: Trace, asked: int, decided: int) -> Mapping[str, object]:
+    return {}
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A field that is itself a sentence or a part of one: a key of the chapter's or of the shared words."""
+
+    key: str
+    fields: Mapping[str, object] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True)
 class Predict:
-    """A question that is asked at step s and answered by the record.
+    """A question that is asked at one step and answered by the record of a later one.
 
     Args:
         question: words key; says what to click.
         marks: prefixes of the Mark ids that may be guessed ("page", "seq"), as viz/select and the views name them.
-        answer: (trace, s) → ids of the marks that are right, read from steps after s; empty while undecided.
+        answer: ids of the marks that are right; never empty. It may name more than a small panel draws (each token of
+            a request, where the panel has folded some), at least one is drawn, and at least one mark is wrong.
         reveal: words key of the sentence that states the answer.
-        fields: numbers and names of both sentences.
-        until: (trace, step > s) → the answer has been recorded; by default that is the very next step.
+        fields: numbers and names of the question, known when it is asked.
+        until: whether a step after the question decides it; by default the very next one does.
+        found: numbers and names of the reveal.
     """
 
     question: str
     marks: tuple[str, ...]
-    answer: Callable[[Trace, int], frozenset[str]]
+    answer: Answer
     reveal: str
     fields: Fields = no_fields
-    until: Event = at_once
+    until: Decided = next_step
+    found: Outcome = nothing_found
 
 
 @dataclass(frozen=True, slots=True)
 class TryThis:
-    """One knob that changes the picture, offered beside the beat. `text` is a words key."""
+    """One knob that changes the picture, offered beside the beat: the last workload starts again with it. `text` is a
+    words key."""
 
     text: str
     knob: str
@@ -93,10 +122,40 @@ class Beat:
 @dataclass(frozen=True, slots=True)
 class Chapter:
     """`question` is what the chapter answers; `order` its place in the talk. `words` is its English: keys that begin
-    with "chapter.<name>."; the title is "chapter.<name>.title", the question "chapter.<name>.question"."""
+    with "chapter.<name>."; the title is "chapter.<name>.title", the question "chapter.<name>.question". The first
+    beat starts `preset`."""
 
     name: str
     order: int
     preset: str
     beats: tuple[Beat, ...]
     words: Mapping[str, Template] = field(default_factory=dict)
+
+    @property
+    def presets(self) -> tuple[str, ...]:
+        """The workloads that it plays, in order."""
+        return tuple(dict.fromkeys((self.preset, *(beat.preset for beat in self.beats if beat.preset))))
+
+
+def find(trace: Trace, event: Event, begin: int) -> int | None:
+    """The first step from `begin` on that fits; None if it has not come (yet)."""
+    last = trace.last_step
+    steps = trace.rows("steps", begin, begin if last is None else last)["step_id"]
+    return next((step for step in steps.tolist() if event(trace, step)), None)
+
+
+def decided(trace: Trace, predict: Predict, asked: int) -> int | None:
+    """The step that answers a question which was asked at another; None if it has not come (yet)."""
+    return find(trace, lambda trace, step: predict.until(trace, asked, step), asked + 1)
+
+
+def say(chapter: Chapter, key: str, fields: Mapping[str, object], language: str = "en") -> str:
+    """A sentence of a chapter in a language."""
+    t = words(language, chapter.words)
+
+    def ready(value: object) -> object:
+        if isinstance(value, Said):
+            return t(value.key, **{name: ready(part) for name, part in value.fields.items()})
+        return t.names(value) if isinstance(value, tuple) else value
+
+    return t(key, **{name: ready(value) for name, value in fields.items()})

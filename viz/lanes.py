@@ -1,7 +1,8 @@
 """Who sat in which batch slot, step by step, and who waits without one. Pure.
 
 A slot is a row that the scheduler leased: a cell says what its sequence did in a step, also when it held the
-slot and got nothing. Built from the works, waits and preemptions of the window alone.
+slot and got nothing. Built from the works, waits and preemptions of the window alone. `static_lanes` is a formula
+over the same requests: how they would have sat in static batches.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import numpy as np
 
 from engine.trace import Trace
 from viz.select import NOBODY, last_works, prompt_len
+
+STATIC_STEPS = 1000  # static batches are computed from the last 1,000 to 2,000 steps
 
 
 class Cell(IntEnum):
@@ -77,6 +80,88 @@ def lanes(trace: Trace, first: int, last: int, columns: int) -> Lanes:
     many = (kinds == Cell.PREFILL) | (kinds == Cell.RECOMPUTE)
     prompt = np.bincount(at[many], works["num_tokens"][many], columns).astype(np.int32)
     return Lanes(first, cells, seqs, _runs(seqs, first), tokens, prompt, budget)
+
+
+@dataclass(frozen=True)
+class StaticLanes:
+    """The same requests in static batches: a batch begins when the one before has ended, with those who have come;
+    all of it that fits: a slot each, and places for prompt + max_tokens each. It ends with its longest; each takes as
+    many steps as it took in the run (recomputed ones left out)."""
+
+    cells: np.ndarray  # uint8 [num_rows, columns] of Cell: IDLE, DECODE or NOTHING
+    seqs: np.ndarray  # int32 [num_rows, columns]
+    done: int  # requests that it would have finished by the last step
+    done_here: int  # those that the run has
+    busy: float  # share of all slots × steps since `since`
+    busy_here: float
+    since: int
+
+
+def static_lanes(trace: Trace, first: int, last: int, columns: int, num_rows: int) -> StaticLanes:
+    """The window of `columns` steps from `first`, as far as it can be known at `last`."""
+    since = trace.first_step if last - trace.first_step < STATIC_STEPS else (last // STATIC_STEPS - 1) * STATIC_STEPS
+    since = max(since, trace.first_step)
+    works = trace.rows("works", since, last)
+    works = works[works["num_recomputed"] < works["num_tokens"]]
+    known, counts = np.unique(works["seq_id"], return_counts=True)
+    took, ended = dict(zip(known.tolist(), counts.tolist())), set(trace.rows("finishes", since, last)["seq_id"].tolist())
+    waits = trace.rows("waits", last, last)["seq_id"].tolist()
+    begun = dict(zip(works["seq_id"][::-1].tolist(), works["step_id"][::-1].tolist()))
+    coming = [(_arrival(trace, i, since), i) for i in {*took, *waits} if not _is_sample(trace, i)]
+    coming += [(begun[i], i) for i in took if _is_sample(trace, i)]  # it cannot begin before its prompt has been read
+    cells = np.full((num_rows, columns), Cell.NOTHING, np.uint8)
+    seqs = np.full((num_rows, columns), NOBODY, np.int32)
+    cells[:, max(since - first, 0) : last + 1 - first] = Cell.IDLE
+    coming, now, done, busy = sorted(coming), since, 0, 0
+    while coming and now <= last:
+        now = max(now, coming[0][0])
+        batch = _fitting(trace, [i for at, i in coming if at <= now][:num_rows], last)
+        coming = [c for c in coming if c[1] not in batch]
+        ends = [now + took.get(i, 0) if i in ended else last + 1 for i in batch]
+        for row, (seq_id, end) in enumerate(zip(batch, ends)):
+            shown = slice(max(now - first, 0), max(min(end, last + 1) - first, 0))
+            cells[row, shown], seqs[row, shown] = Cell.DECODE, seq_id
+            done, busy = done + (end <= last), busy + max(min(end, last + 1) - now, 0)
+        now = max(ends)
+    places = num_rows * (last + 1 - since)
+    return StaticLanes(cells, seqs, done, len(ended & took.keys()), busy / places, len(works) / places, since)
+
+
+def _fitting(trace: Trace, seq_ids: list[int], step: int) -> list[int]:
+    """The first ones, as many as have room for their longest sequences; at least one."""
+    room, batch = trace.num_pages_at(step) * trace.page_size_at(step), []
+    for seq_id in seq_ids:
+        info = trace.sequences.get(seq_id)
+        room -= info.num_prompt_tokens + info.max_tokens if info else 0
+        if batch and room < 0:
+            break
+        batch.append(seq_id)
+    return batch
+
+
+def _is_sample(trace: Trace, seq_id: int) -> bool:
+    """A further answer to a prompt that its first sibling reads."""
+    info = trace.sequences.get(seq_id)
+    return info is not None and info.sample > 0
+
+
+def _arrival(trace: Trace, seq_id: int, since: int) -> int:
+    """The first step that could have taken it."""
+    info = trace.sequences.get(seq_id)
+    if info is None:
+        return since
+    at = int(np.searchsorted(trace.steps["start_us"], info.arrival_us))
+    return max(int(trace.steps["step_id"][min(at, len(trace.steps) - 1)]), since)
+
+
+def engine_time(trace: Trace, first: int, last: int) -> np.ndarray:
+    """float64 [last − first + 2]: µs of the engine's own clocks before each step from `first` on, and after the last.
+    Pauses and the pace lie between steps, so they do not count."""
+    steps = trace.rows("steps", first, last)
+    spent = np.zeros(last - first + 1)
+    for clock in ("schedule_us", "build_us", "run_us", "settle_us", "commit_us"):
+        spent[steps["step_id"] - first] += steps[clock]
+    return np.concatenate([[0.0], np.cumsum(spent)])
 
 
 def work_kinds(trace: Trace, works: np.ndarray) -> np.ndarray:

@@ -18,6 +18,7 @@ from viz.words.catalogue import words
 MAX_LABELS = 40
 ADVANCE = 0.6
 LINE = 1.25  # height of a text box in em
+NOT_FIRST = frozenset("、。，．：；？！）」』】〜ー…・っゃゅょッャュョァィゥェォ")
 TOUCH = 0.25  # px that boxes may share: neighbours on a line touch
 
 
@@ -128,19 +129,34 @@ def _axis(ends: tuple[float, float], domain: tuple[float, float], anchor: str) -
 
 
 def wrap(text: str, columns: int) -> list[str]:
-    """Lines of at most `columns` characters, broken at blanks where possible."""
+    """Lines of at most `columns` characters of ordinary width, broken at blanks where possible. Wide characters (kana,
+    kanji) count for what they are; between them a line may break anywhere, but none begins with one of NOT_FIRST."""
     lines, line = [], ""
     for word in text.split(" "):
-        while len(word) > columns:
-            room = columns - len(line) - bool(line)
-            lines.append(f"{line} {word[:room]}".strip() if room > 0 else line)
-            word, line = word[max(room, 0) :], ""
-        if len(line) + bool(line) + len(word) > columns:
+        while _columns(word) > columns:
+            head = _head(word, columns - _columns(line) - bool(line))
+            lines.append(f"{line} {head}".strip() if head else line)
+            if not head and not line:  # not even one character has room
+                head, lines[-1] = word[0], word[0]
+            word, line = word[len(head) :], ""
+        if _columns(line) + bool(line) + _columns(word) > columns:
             lines.append(line)
             line = word
         else:
             line = f"{line} {word}" if line else word
     return [*lines, line] if line or not lines else lines
+
+
+def _columns(text: str) -> float:
+    return len(text) if text.isascii() else round(text_em(text) / ADVANCE, 6)
+
+
+def _head(word: str, columns: float) -> str:
+    """As much of a word that is too long as has room; the rest begins with a character that may begin a line."""
+    size = most = next((n for n in range(len(word), 0, -1) if _columns(word[:n]) <= columns), 0)
+    while size and word[size] in NOT_FIRST:
+        size -= 1
+    return word[: size or most]
 
 
 def recorded(trace: Trace, state: ViewState) -> tuple[Badge, ...]:
@@ -149,7 +165,7 @@ def recorded(trace: Trace, state: ViewState) -> tuple[Badge, ...]:
         return ()
     t = words(state.language)
     device, date = visible(str(trace.meta.get("device") or t("badge.recorded.nowhere")))[:80], trace.meta.get("date")
-    return (Badge("recorded", t("badge.recorded", device=device, date=visible(str(date))[:40]) if date else device),)
+    return (Badge("recorded", t("badge.recorded", device=device, date=visible(str(date))[:10]) if date else device),)
 
 
 def too_small(state: ViewState) -> bool:

@@ -90,14 +90,19 @@ def _identity(trace: Trace, live: Iterable[int], chosen: Iterable[int]) -> Ident
     requests = {seq_id: info.request_id for seq_id, info in trace.sequences.items()}
     crowded = len({requests.get(i, i) for i in live}) > NUM_REQUEST_COLORS
     coloured = frozenset(requests.get(i, i) for i in chosen) if crowded else None
-    return Identity(_leased_hues(trace), requests, coloured)
+    return Identity(leased_hues(trace), requests, coloured)
 
 
-def _leased_hues(trace: Trace) -> dict[int, int]:
-    """request_id → hue: leased at arrival, given back at the end, handed on to who has waited longest."""
+def leased_hues(trace: Trace) -> dict[int, int]:
+    """request_id → hue: leased at arrival, given back at the end, handed on to who has waited longest. A part of a run
+    brings the hues along that its requests had in the whole (viz/stage/pins.py)."""
     memo: dict[int, int] | None = trace.__dict__.get("_hues")
     if memo is not None:
         return memo
+    kept = trace.meta.get("hues")
+    if isinstance(kept, Mapping):
+        known = {str(info.request_id): info.request_id for info in trace.sequences.values()}
+        return {known[k]: v for k, v in kept.items() if k in known and type(v) is int and 0 <= v < NUM_REQUEST_COLORS}
     given: dict[int, int] = {}
     free = list(range(NUM_REQUEST_COLORS))  # given back longest ago first
     without: list[int] = []
@@ -139,24 +144,9 @@ def _lives(trace: Trace) -> list[tuple[int, int, int]]:
     return sorted(events)
 
 
-# ---- works ----
-
-
 def last_works(trace: Trace, step: int, seq_ids: Iterable[int]) -> dict[int, np.void]:
-    """seq_id → its newest WORK row at or before a step. Looks back in growing windows."""
-    missing, found, window = set(seq_ids), {}, 16
-    first = trace.first_step
-    while missing and first is not None:
-        rows = trace.rows("works", step - window, step)
-        rows = rows[np.isin(rows["seq_id"], list(missing))]
-        ids, at = np.unique(rows["seq_id"][::-1], return_index=True)
-        for seq_id, i in zip(ids.tolist(), at.tolist()):
-            found[seq_id] = rows[len(rows) - 1 - i]
-            missing.discard(seq_id)
-        if step - window <= first:
-            break
-        window *= 8
-    return found
+    """seq_id → its newest WORK row at or before a step."""
+    return trace.newest("works", seq_ids, step)
 
 
 # ---- pages ----
@@ -193,18 +183,6 @@ class PageCells:
         return int(np.count_nonzero(self.state[1:] == state))
 
 
-def computed_at(trace: Trace, step: int) -> dict[int, int]:
-    """seq_id → tokens whose K/V exist after a step, for those that hold pages (shared prompts included)."""
-    tables, size = trace.pool_at(step).tables, trace.page_size_at(step)
-    last = last_works(trace, step, tables)
-    found = {}
-    for seq_id, table in tables.items():
-        work = last.get(seq_id)
-        known = prompt_len(trace, seq_id) if work is None else int(work["start"]) + int(work["num_tokens"])
-        found[seq_id] = min(known, len(table) * size)
-    return found
-
-
 def page_cells(trace: Trace, step: int) -> PageCells:
     pool, size = trace.pool_at(step), trace.page_size_at(step)
     n = pool.num_pages + 1
@@ -215,7 +193,7 @@ def page_cells(trace: Trace, step: int) -> PageCells:
     used = np.where(state == PageState.CACHED, size, 0).astype(np.int32)
     owners = np.full((n, MAX_STRIPES), NOBODY, np.int32)
     num_owners = np.zeros(n, np.int32)
-    computed = computed_at(trace, step)
+    computed = trace.computed_at(step)
     for seq_id, table in sorted(pool.tables.items()):
         pages = np.array(table, np.int64)
         used[pages] = np.maximum(used[pages], np.clip(computed[seq_id] - np.arange(len(pages)) * size, 0, size))
@@ -257,7 +235,7 @@ class Padded:
 
 def padded(trace: Trace, step: int, computed: Mapping[int, int] | None = None) -> Padded:
     """`limit` is the model's longest sequence where the record knows it, and never more than the whole pool."""
-    computed = computed_at(trace, step) if computed is None else computed
+    computed = trace.computed_at(step) if computed is None else computed
     limit = trace.num_pages_at(step) * trace.page_size_at(step) or max(computed.values(), default=0)
     model = trace.meta.get("model")
     lengths = (trace.meta.get("max_model_len"), model.get("max_model_len") if isinstance(model, Mapping) else None)

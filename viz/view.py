@@ -11,6 +11,7 @@ and never raises: a view that fails draws its own error.
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -23,6 +24,7 @@ from viz.words.catalogue import Template, words
 
 BADGES = ("measured", "state", "computed", "recomputed", "recorded")
 THEMES = ("light", "dark", "projector")
+AXES = ("step", "time")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +126,12 @@ class Badge:
 class ViewState:
     """Where a person is looking. Immutable; round-trips through a URL query.
 
-    `step` None is the live edge. `selection` is a Mark id. `size` is the panel's drawing area (width, height) in
-    CSS pixels, title, badges and legend excluded. Plot margins are 0: an axis with the range [0, width] and the
-    domain [0, 1] counts pixels, and views lay out their texts on such axes.
+    `source` is "live", or what a link calls a recording: a pinned moment or a preset's name. `ranges` is the zoom, four
+    numbers a panel: the part of the picture that is seen as shares of it (x0, x1, y0, y1), or the ranges of its first
+    axes where those can be seen; four zeros: not zoomed. `step` None is the live edge. `selection` is a Mark id. `axis`
+    is what runs along x where a view offers both: the step, or "time", the engine's own (a mark "axis:time" chooses it).
+    `size` is the panel's drawing area (width, height) in CSS pixels, title, badges and legend excluded. Plot margins are
+    0: an axis with the range [0, width] and the domain [0, 1] counts pixels, and views lay out their texts on such axes.
     """
 
     source: str = "live"
@@ -141,37 +146,55 @@ class ViewState:
     theme: str = "light"
     language: str = "en"
     size: tuple[int, int] = (960, 540)
+    axis: str = "step"
 
     def with_(self, **changes: object) -> ViewState:
         return replace(self, **changes)
 
     def to_query(self) -> str:
         default, pairs = ViewState(), []
-        for f in fields(self):
-            value = getattr(self, f.name)
-            if value != getattr(default, f.name) and f.name != "size":
-                pairs.append((f.name, ",".join(map(str, value)) if isinstance(value, tuple) else str(value)))
+        for key in QUERY_KEYS:
+            value = getattr(self, key.field)
+            if value != getattr(default, key.field):
+                pairs.append((key.key, ",".join(map(str, value)) if isinstance(value, tuple) else str(value)))
         return urlencode(pairs)
 
     @staticmethod
     def from_query(query: str) -> ViewState:
         """Unknown keys and unreadable values are ignored: a link from a stranger never breaks the page."""
-        parsed: dict[str, object] = {}
-        for key, value in parse_qsl(query):
-            try:
-                if key in ("source", "chapter", "selection", "language"):
-                    parsed[key] = value[:200]
-                elif key == "theme" and value in THEMES:
-                    parsed[key] = value
-                elif key == "views":
-                    parsed[key] = tuple(v for v in value.split(",")[:3] if v)
-                elif key in ("beat", "step", "layer", "head"):
-                    parsed[key] = min(max(int(value), 0), 2**31 - 1)
-                elif key == "ranges":
-                    parsed[key] = tuple(float(v) for v in value.split(",")[:8])
-            except ValueError:
-                continue
-        return ViewState(**parsed)
+        keys = {key.key: key for key in QUERY_KEYS}
+        read = ((keys[k].field, keys[k].read(value)) for k, value in parse_qsl(query, errors="replace") if k in keys)
+        return ViewState(**{name: value for name, value in read if value is not None})
+
+
+@dataclass(frozen=True, slots=True)
+class QueryKey:
+    """How a field of ViewState is called and written in an address. The browser reads the same list (viz/stage/page.py)."""
+
+    field: str
+    key: str
+    kind: str  # "text", "whole", "names" or "numbers"
+    choices: tuple[str, ...] = ()
+
+    def read(self, text: str) -> object:
+        """The value, None for what cannot be read."""
+        if self.kind == "whole":
+            return int(text) if re.fullmatch("[0-9]{1,9}", text) else None
+        if self.kind == "names":
+            return tuple(v for v in text.split(",")[:3] if v) or None
+        if self.kind == "numbers":
+            parts = text.split(",")[:8]
+            return tuple(map(float, parts)) if all(re.fullmatch(_NUMBER, part) for part in parts) else None
+        return text[:200] if text and (not self.choices or text in self.choices) else None
+
+
+_NUMBER = r"-?[0-9]{1,16}(\.[0-9]{1,20})?(e[+-]?[0-9]{1,2})?"
+_KINDS = {"str": "text", "str | None": "text", "int": "whole", "int | None": "whole", "tuple[str, ...]": "names", "tuple[float, ...]": "numbers"}
+_CHOICES = {"theme": THEMES, "axis": AXES}
+_CALLED = {"source": "rec"}
+QUERY_KEYS = tuple(
+    QueryKey(f.name, _CALLED.get(f.name, f.name), _KINDS[str(f.type)], _CHOICES.get(f.name, ())) for f in fields(ViewState) if f.name != "size"
+)
 
 
 @dataclass(frozen=True)

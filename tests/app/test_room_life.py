@@ -20,6 +20,7 @@ from benchmarks.browser import app, chromium, page, say, wait_live
 from engine.audience import LiveSource
 from engine.config import CacheConfig, EngineConfig, ModelSource
 from engine.recording import decode
+from engine.request import FinishReason, SamplingParams
 from engine.runner import ModelRunner
 from engine.session import Session
 from tests.app.test_page import prompt, status, until
@@ -32,6 +33,7 @@ from viz.stage.lobby import Lobby, Shelf
 pytestmark = pytest.mark.skipif(chromium() is None, reason="needs Chromium")
 
 GRACE, SILENCE = 0.8, 4.0
+STAYS = "I am reloaded"  # 900 tokens without an end-of-text token: 45 s at 20 steps/s, longer than any test here
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +62,7 @@ def room(live, tab):
     say(tab, "abort", request_id=None)
     say(tab, "play")
     say(tab, "pace", value=20)
-    session.stays = prompt(tab, "I stay", max_tokens=900)["name"]
+    session.stays = prompt(tab, STAYS, max_tokens=900)["name"]
     until(lambda: alive(session) == {session.stays})
     yield session
     assert alive(session) == {session.stays}  # the other tab is untouched
@@ -115,6 +117,14 @@ def test_a_socket_that_is_gone_without_a_word_ends_its_requests_only(live, room,
         elif way == "cut":
             ws.socket.shutdown(socket.SHUT_RDWR)
         until_alone(room)  # "silent": it never answers the hub's pings
+
+
+def test_the_request_that_stays_does_not_end_by_itself(live):
+    """Other texts reach an end-of-text token: "I stay" after 252 tokens, and a test that took 13 seconds found nobody."""
+    session = live[0]
+    handle = session.add(STAYS, SamplingParams(900))
+    session.ask("pace", room="main", steps_per_s=None)
+    assert session.wait(handle.seq_ids, 60) == {handle.seq_ids[0]: FinishReason.LENGTH}
 
 
 def test_closing_one_of_two_tabs_ends_its_requests_only(live, tab, room):

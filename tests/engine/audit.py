@@ -181,14 +181,15 @@ class Watch:
 
 
 def live_state(pool: PagePool) -> PoolState:
-    """The pool as it is, in the reader's terms."""
-    size = max(pool.pages)
+    """The pool as it is, in the reader's terms: its pages are numbered from 1, wherever in the arena they lie."""
+    size = len(pool.pages)
     counts, cached, pending = np.zeros(size + 1, np.int32), np.zeros(size + 1, bool), np.zeros(size + 1, bool)
-    for page in pool.pages:
-        counts[page] = pool.ref_count(page)
-        cached[page] = page in pool._hash_of
-        pending[page] = page in pool._pending
-    return PoolState(size, counts, cached, pending, {o: tuple(t) for o, t in pool.tables.items() if t})
+    for number, page in enumerate(sorted(pool.pages), 1):
+        counts[number] = pool.ref_count(page)
+        cached[number] = page in pool._hash_of
+        pending[number] = page in pool._pending
+    tables = {owner: tuple(map(sorted(pool.pages).index, table)) for owner, table in pool.tables.items() if table}
+    return PoolState(size, counts, cached, pending, {owner: tuple(at + 1 for at in table) for owner, table in tables.items()})
 
 
 def same_state(a: PoolState, b: PoolState) -> None:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from engine.config import with_knob
 from engine.core import letters
 from engine.errors import EngineError
 from engine.request import FinishReason, SamplingParams
@@ -17,10 +18,9 @@ from tests.factories import add, fake_continuation, make_core, piece, prompt_of,
 
 def two_rooms(run_ahead: int):
     core = make_lazy_core(pages=48, page_size=4, run_ahead=run_ahead)
-    core.arena.give_back("main")
-    core.rooms.clear()
+    core.close_room("main")
     for name in ("left", "right"):
-        core.open_room(name, 24)
+        core.open_room(name, with_knob(core.config, "num_pages", 24))
     return core, {name: Watch(core, name) for name in core.rooms}
 
 

@@ -12,7 +12,7 @@ from tests.factories import add, fake_continuation, make_core, prompt_of, run, t
 from tests.viz.scenarios import MAKERS, scenario
 from viz.fold import Sees, fold, sees, share
 from viz.lanes import Cell, lanes, queue
-from viz.select import PageState, computed_at, hues, identity, live_at, padded, page_cells, selected, tail, token_ids
+from viz.select import PageState, hues, identity, live_at, padded, page_cells, selected, tail, token_ids
 from viz.theme import NUM_REQUEST_COLORS
 
 BUSY = [name for name in MAKERS if name != "empty"]
@@ -164,7 +164,7 @@ def test_page_cells_equal_the_pool(name: str) -> None:
 def test_a_page_is_as_full_as_its_owner_has_tokens(name: str) -> None:
     trace = scenario(name)
     for step in trace.steps["step_id"].tolist()[:: max(len(trace) // 12, 1)]:
-        cells, computed = page_cells(trace, step), computed_at(trace, step)
+        cells, computed = page_cells(trace, step), trace.computed_at(step)
         want: dict[int, int] = {}
         for seq_id, table in trace.pool_at(step).tables.items():
             for index, page in enumerate(table):
@@ -176,7 +176,7 @@ def test_a_page_is_as_full_as_its_owner_has_tokens(name: str) -> None:
 def test_stored_tokens_follow_from_the_works(name: str) -> None:
     trace = scenario(name)
     for step in trace.steps["step_id"].tolist():
-        for seq_id, stored in computed_at(trace, step).items():
+        for seq_id, stored in trace.computed_at(step).items():
             rows = trace.works[(trace.works["seq_id"] == seq_id) & (trace.works["step_id"] <= step)]
             if len(rows):
                 assert stored == rows[-1]["start"] + rows[-1]["num_tokens"]

@@ -12,8 +12,9 @@ from engine.trace import FINISH_REASONS, Trace
 from tests.factories import add, make_core, prompt_of, run, trace_of
 from tests.viz.scenarios import scenario
 from tests.viz.valid import check_frame
+from viz.stepfacts import CLOCKS, facts
 from viz.view import Frame, ViewState, render
-from viz.views.engine_map import AREAS, BOXES, CLOCKS, FILES, VIEW, facts
+from viz.views.engine_map import AREAS, BOXES, FILES, VIEW
 from viz.words.caption import reason_words
 
 SIZES = ((1240, 560), (960, 540), (460, 520), (480, 440))  # beside each other; narrower; one below the other; tight

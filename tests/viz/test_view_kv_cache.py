@@ -9,9 +9,9 @@ from engine.trace import TABLES, Trace
 from tests.factories import add, make_core, prompt_of, run, trace_of
 from tests.viz.scenarios import scenario, some_steps
 from tests.viz.valid import check_frame
+from viz.life import Costs, costs, flops, life, spent
 from viz.registry import load_views
 from viz.view import ViewState, render
-from viz.views.kv_cache import Costs, costs, flops, life, spent
 
 VIEW = load_views()["kv_cache"]
 ROOMY = (2600, 1500)  # one cell a token, for all that is drawn here

@@ -20,6 +20,13 @@ from viz.view import Badge, Frame, Label, View, ViewState, render
 VIEWS = load_views() | {"example_view": example_view.VIEW}
 SIZES = ((960, 540), (620, 430), (1240, 560))
 THEMES = ("light", "dark", "projector")
+PANELS = {  # drawing areas of the stage: two panels, one, a drawer beside them, a phone
+    "1280x720": [(732, 426), (484, 403), (1242, 426), (560, 426)],
+    "1280x600": [(732, 306), (484, 283), (1242, 306)],
+    "1920x1080": [(1116, 786), (740, 786), (1882, 839)],
+    "390x844": [(360, 437)],
+    "projector": [(732, 375), (484, 342), (1242, 375), (1242, 255), (1116, 735), (740, 704), (360, 408)],
+}
 
 
 @pytest.mark.parametrize("name", MAKERS)
@@ -51,6 +58,40 @@ def test_texts_stay_apart_and_inside_the_panel(view: str, size: tuple[int, int],
         for step in some_steps(trace, 5):
             state = ViewState(step=step, size=size, theme=theme)
             check_labels(render(VIEWS[view], trace, state), state)
+
+
+@pytest.mark.parametrize("screen", PANELS)
+@pytest.mark.parametrize("view", VIEWS)
+def test_on_every_screen_a_frame_keeps_all_rules(view: str, screen: str) -> None:
+    for size in PANELS[screen]:
+        for theme in ("projector",) if screen == "projector" else ("light", "dark"):
+            for name, step in (("busy", 9), ("preempted", 42), ("crowded", 6), ("long", 150)):
+                state = ViewState(step=step, size=size, theme=theme)
+                frame = render(VIEWS[view], scenario(name), state)
+                check_frame(frame, state)
+                small = theme == "projector" or size[1] < 320 or (view == "engine_map" and size[0] < 420)
+                assert frame.marks or small, f"{view} is only a sentence at {size}"
+
+
+def test_the_rules_are_kept_by_check_frame_itself() -> None:
+    """Each broken in turn: a check that passes everything would be worth nothing."""
+    state = ViewState(step=9)
+    good = render(VIEWS["batching"], scenario("busy"), state)
+    check_frame(good, state)
+    mark = good.marks[0]
+    broken = (
+        {"labels": (replace(good.labels[0], color="grid"),)},
+        {"labels": (good.labels[0], replace(good.labels[0], x=good.labels[0].x + 3))},
+        {"labels": (replace(good.labels[0], size=15),)},
+        {"marks": (replace(mark, outline="grid"),)},
+        {"marks": (replace(mark, x0=mark.x1),)},
+        {"marks": (replace(mark, x0=2000, x1=2010),)},
+        {"marks": (mark, replace(mark, id="seq:98"), replace(mark, id="seq:99"))},  # on top of each other
+        {"badges": ()},
+    )
+    for changes in broken:
+        with pytest.raises(AssertionError):
+            check_frame(replace(good, **changes), state)
 
 
 @pytest.mark.parametrize("size", [(200, 120), (390, 300), (4000, 3980)], ids=str)

@@ -10,7 +10,7 @@ import pytest
 from engine.trace import Trace
 from tests.factories import add, make_core, prompt_of, run, trace_of
 from tests.viz.scenarios import scenario
-from viz.lanes import queue
+from viz.lanes import queue, static_lanes
 from viz.registry import load_views, load_words
 from viz.select import identity, page_cells
 from viz.theme import contrast, table
@@ -111,7 +111,7 @@ def test_prefill_and_decode_differ_by_texture_and_not_by_hue() -> None:
     core.step()
     core.step()
     picture = raster(render(VIEWS["batching"], trace_of(core), ViewState()), "slots")
-    first, second = (picture.paints[int(picture.values[6, c])] for c in (0, 1))
+    first, second = (picture.paints[int(picture.values[1, c])] for c in (0, 1))
     assert first.color == second.color == "request-0" and first.hatch and not second.hatch
 
 
@@ -269,3 +269,137 @@ def test_views_need_no_tables_but_steps() -> None:
     thin = Trace({"steps": trace.steps, "works": trace.works}, trace.sequences, {}, {})
     for view in VIEWS.values():
         assert not render(view, thin, ViewState(step=5)).error
+
+
+# ---- clause by clause ----
+
+
+def as_static_rows(trace: Trace, step: int, rows: int) -> list[list[str]]:
+    """Static batches by hand, a step at a time: '.' idle, else the name."""
+    ends = {int(f["seq_id"]) for f in trace.finishes if f["step_id"] <= step}
+    need = {i: np.count_nonzero(trace.rows("works", 0, step)["seq_id"] == i) for i in trace.sequences}
+    came = {i: int(trace.steps["step_id"][np.searchsorted(trace.steps["start_us"], s.arrival_us)]) for i, s in trace.sequences.items()
+            if s.arrival_us <= trace.steps["start_us"][step]}  # fmt: skip
+    places, waiting, batch, drawn = trace.num_pages_at(step) * trace.page_size_at(step), sorted(came, key=lambda i: (came[i], i)), {}, []
+    for now in range(step + 1):
+        if not any(left for left in batch.values()):
+            batch, room = {}, places
+            for i in [i for i in waiting if came[i] <= now][:rows]:
+                room -= trace.sequences[i].num_prompt_tokens + trace.sequences[i].max_tokens
+                if batch and room < 0:
+                    break
+                batch[i] = need[i] if i in ends else 10**6
+            waiting = [i for i in waiting if i not in batch]
+        drawn.append([trace.name(i) if left else "." for i, left in batch.items()])
+        batch = {i: max(left - 1, 0) for i, left in batch.items()}
+    return drawn
+
+
+def test_static_batches_run_below_on_the_same_x_and_are_the_formula() -> None:
+    trace = scenario("long")
+    for step in (11, 38):
+        rows = int(trace.step(step).step["max_num_seqs"])
+        found, want = static_lanes(trace, 0, step, 60, rows), as_static_rows(trace, step, rows)
+        for at in range(step + 1):
+            names = [trace.name(int(i)) if i >= 0 else "." for i in found.seqs[:, at]]
+            assert names == want[at] + ["."] * (rows - len(want[at])), at
+        assert not found.cells[:, step + 1 :].any() and found.done <= found.done_here
+    frame = render(VIEWS["batching"], trace, ViewState(step=38, size=(1240, 620)))
+    assert (
+        frame.axes["xaxis4"]["range"] == frame.axes["xaxis2"]["range"] and frame.axes["xaxis4"]["domain"] == frame.axes["xaxis2"]["domain"]
+    )
+    assert raster(frame, "static batches").values.shape[0] == 4 * rows and any("static batches" in b.text for b in frame.badges)
+    assert any(text.startswith("Static batches: ") for text in texts(frame))
+    assert not [r for r in render(VIEWS["batching"], scenario("static"), ViewState(size=(1240, 620))).rasters if r.name != "slots"]
+
+
+def test_a_time_axis_is_the_engines_clocks_without_pauses() -> None:
+    trace, at = scenario("busy"), 9
+    frame = render(VIEWS["batching"], trace, ViewState(step=at, axis="time"))
+    clocks = ("schedule_us", "build_us", "run_us", "settle_us", "commit_us")
+    spent = [sum(int(s[c]) for c in clocks) for s in trace.rows("steps", 0, at)]
+    marks = {m.id: m for m in frame.marks}
+    for step in range(at + 1):
+        if spent[step]:
+            mark = marks[f"step:{step}"]
+            assert (mark.x0, mark.x1) == (pytest.approx(sum(spent[:step])), pytest.approx(sum(spent[: step + 1])))
+    assert any(b.kind == "measured" and "pauses and pace excluded" in b.text for b in frame.badges)
+    assert "axis:step" in marks and "axis:time" in {m.id for m in render(VIEWS["batching"], trace, ViewState(step=at)).marks}
+
+
+def test_the_axis_is_part_of_a_link() -> None:
+    state = ViewState(axis="time", step=3)
+    assert "axis=time" in state.to_query() and ViewState.from_query(state.to_query()) == state
+    assert ViewState.from_query("axis=sideways").axis == "step"
+
+
+def test_the_token_bars_add_up_to_the_step_and_share_x_with_the_slots() -> None:
+    trace = scenario("busy")
+    frame = render(VIEWS["batching"], trace, ViewState(step=9))
+    bars = {s.name: s for s in frame.series}
+    done = np.bincount(trace.rows("works", 0, 9)["step_id"], trace.rows("works", 0, 9)["num_tokens"])
+    assert bars["prompt tokens"].y[:10].tolist() == done.tolist()
+    assert np.nanmax(bars["budget"].y) == trace.steps["token_budget"][9]
+    assert (
+        frame.axes["xaxis3"]["range"] == frame.axes["xaxis2"]["range"] and frame.axes["xaxis3"]["domain"] == frame.axes["xaxis2"]["domain"]
+    )
+
+
+def test_a_long_history_is_one_wide_fold_that_says_how_long_it_is() -> None:
+    core = make_core(pages=120, page_size=8, max_model_len=900, max_num_batched_tokens=600)
+    add(core, prompt_of(513, 1), 6)
+    core.step()
+    core.step()
+    frame = render(VIEWS["mask"], trace_of(core), ViewState())
+    fold, matrix = raster(frame, "fold"), raster(frame, "mask")
+    assert "⋯ 513 cached" in texts(frame) and fold.values.shape == (1, 1) and fold.x1 - fold.x0 >= 4
+    assert (matrix.values[:, int(fold.x0) : int(fold.x1)] == 255).all()
+
+
+def test_cached_blocks_are_outlined_and_free_ones_grey() -> None:
+    core = make_core(pages=40)
+    add(core, prompt_of(33, 1), 2)
+    run(core)
+    trace = trace_of(core)
+    frame, cells = render(VIEWS["blocks"], trace, ViewState()), page_cells(trace, trace.last_step)
+    marks = {m.id: m for m in frame.marks}
+    kept = [page for page in range(1, 41) if cells.state[page] == 1]
+    assert kept and all(marks[f"page:{page}"].outline == "cached-line" for page in kept)
+    assert all(marks[f"page:{page}"].outline is None for page in range(1, 41) if cells.state[page] == 0)
+
+
+def test_the_stripes_of_a_shared_block_are_its_owners_hues() -> None:
+    core = make_core(pages=24)
+    add(core, prompt_of(13, 1), 9)
+    core.step()
+    add(core, prompt_of(13, 1), 9)
+    core.step()
+    trace = trace_of(core)
+    picture = raster(render(VIEWS["blocks"], trace, ViewState()), "blocks")
+    assert [picture.paints[v].color for v in picture.values[:6, 0]] == ["request-0"] * 3 + ["request-1"] * 3
+
+
+def test_a_clicked_token_shows_its_likeliest_alternatives() -> None:
+    trace = scenario("busy")
+    row = next(t for t in trace.tokens if t["num_top"])
+    chosen = f"token:{row['seq_id']}:{row['position']}"
+    said = " ".join(texts(render(VIEWS["tokens"], trace, ViewState(step=int(row["step_id"]), selection=chosen))))
+    assert trace.token_text(int(row["top_ids"][0])).strip() in said and f"{100 * np.exp(row['top_logprobs'][0]):.0f} %" in said
+
+
+def test_drafted_tokens_are_marked_and_the_targets_own_is_not() -> None:
+    trace = scenario("busy")
+    works, tokens = trace.works.copy(), trace.tokens.copy()
+    mine = np.flatnonzero(tokens["seq_id"] == 1)[1:3]
+    step = int(tokens["step_id"][mine[1]])
+    tokens["step_id"][mine[0]] = step
+    works["num_draft"][(works["seq_id"] == 1) & (works["step_id"] == step)] = 3
+    tables = {n: getattr(trace, n) for n in ("steps", "waits", "finishes", "preempts", "events", "keyframes")}
+    order = np.argsort(tokens["step_id"], kind="stable")
+    drafted = Trace({**tables, "works": works, "tokens": tokens[order]}, trace.sequences, trace.token_texts, trace.meta)
+    frame = render(VIEWS["tokens"], drafted, ViewState(step=step))
+    marks = {m.id: m for m in frame.marks}
+    first, own = (marks[f"token:1:{tokens['position'][i]}"] for i in mine)
+    assert first.outline == "good" and "drafted and accepted" in first.text and "drafted" not in own.text
+    assert "drafted and accepted" in [p.label for p in frame.legend]
+    assert "drafted and accepted" not in [p.label for p in render(VIEWS["tokens"], trace, ViewState(step=step)).legend]

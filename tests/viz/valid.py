@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from viz.layout import MAX_LABELS, label_box
-from viz.theme import MIN_FONT, table
+from viz.theme import MIN_FONT, contrast, table
 from viz.view import BADGES, Frame, ViewState
 
 HATCHES = (None, "diagonal", "cross", "dots")
@@ -30,6 +30,66 @@ def check_frame(frame: Frame, state: ViewState) -> None:
         assert all(map(math.isfinite, (mark.x0, mark.x1, mark.y0, mark.y1))), mark
         assert mark.outline is None or mark.outline in table(), f"{mark}: no such colour in viz/theme.py"
     check_labels(frame, state)
+    check_contrast(frame, state.theme)
+    check_reachable(frame, state)
+
+
+def check_contrast(frame: Frame, theme: str) -> None:
+    """Text 4.5:1 on what it names as its ground, outlines and lines 3:1 on paper."""
+    colors = table(theme)
+    for label in frame.labels:
+        ground = colors[label.color[3:]] if label.color.startswith("on-") else colors["paper"]
+        assert contrast(colors[label.color], ground) >= 4.5, f"label {label.text!r}: {label.color} has too little contrast"
+    for mark in frame.marks:
+        assert mark.outline is None or contrast(colors[mark.outline], colors["paper"]) >= 2.99, f"{mark}: its outline is too faint"
+    for series in frame.series:
+        if series.kind in ("line", "steps", "markers"):
+            color = colors.get(f"{series.paint.color}-line", colors[series.paint.color])
+            assert contrast(color, colors["paper"]) >= 2.99, f"series {series.name!r} is too faint"
+
+
+def check_reachable(frame: Frame, state: ViewState) -> None:
+    """Every mark has an area inside the panel and a name of one line. Arrows lead to nearly all of them by where they
+    lie; Shift + arrow goes through all in order."""
+    boxes = [mark_box(mark, frame, state) for mark in frame.marks]
+    for mark, (x0, x1, y0, y1) in zip(frame.marks, boxes):
+        assert "\n" not in mark.text, f"{mark.id}: its name has several lines"
+        assert x1 > x0 and y1 > y0, f"{mark.id} has no area: {(x0, x1, y0, y1)}"
+        inside = x1 > 0 and y1 > 0 and x0 < state.size[0] and y0 < state.size[1]
+        assert inside, f"{mark.id} lies outside the panel"
+    missed = set(range(len(boxes))) - _led_to(boxes)
+    assert len(missed) <= max(0.1 * len(boxes), 2 if len(boxes) > 10 else 0), (
+        f"no arrow leads to {[frame.marks[i].id for i in sorted(missed)][:5]}"
+    )
+
+
+def mark_box(mark, frame: Frame, state: ViewState) -> tuple[float, float, float, float]:
+    """A mark in pixels from the top left, as the browser places it."""
+    number = mark.axes[1 : mark.axes.index("y")]
+    found = []
+    for axis, ends, long, name in (("x", (mark.x0, mark.x1), state.size[0], "xaxis"), ("y", (mark.y0, mark.y1), state.size[1], "yaxis")):
+        spec = frame.axes[f"{name}{number}"]
+        (low, high), (a, b) = spec["domain"], spec["range"]
+        at = sorted(low + (high - low) * min(max((v - a) / (b - a), 0.0), 1.0) for v in ends)
+        found += [v * long for v in at] if axis == "x" else [(1 - v) * long for v in reversed(at)]
+    return tuple(found)
+
+
+def _led_to(boxes: list[tuple[float, float, float, float]]) -> set[int]:
+    """Marks that arrows, Home and End reach, by the rule of panel.js: the nearest, sideways distance counts twice."""
+    if not boxes:
+        return set()
+    middles = np.array([((x0 + x1) / 2, (y0 + y1) / 2) for x0, x1, y0, y1 in boxes])
+    found, waiting = {0, len(boxes) - 1}, [0, len(boxes) - 1]
+    while waiting:
+        away = middles - middles[waiting.pop()]
+        for dx, dy in ((-1, 0), (1, 0), (0, -1), (0, 1)):
+            along, aside = away @ (dx, dy), np.abs(away @ (dy, dx))
+            cost = np.where(along >= 1, along + 2 * aside, np.inf)
+            if np.isfinite(cost.min()) and int(cost.argmin()) not in found:
+                found.add(int(cost.argmin()))
+                waiting.append(int(cost.argmin()))
+    return found
 
 
 def check_labels(frame: Frame, state: ViewState) -> None:

@@ -100,12 +100,13 @@ class Composer:
     async def _texts(self, room: Room, version: object, trace: Trace, step: int | None, state: ViewState) -> tuple[Json, Json]:
         key = (version, step, state.language, state.selection)
         if key not in room.texts:
-            room.texts[key] = await self._at_work(self._make_texts, trace, step, state)
+            room.texts[key] = await self._at_work(self.make_texts, trace, step, state)
             while len(room.texts) > 16:
                 room.texts.popitem(last=False)
         return room.texts[key]
 
-    def _make_texts(self, trace: Trace, step: int | None, state: ViewState) -> tuple[Json, Json]:
+    def make_texts(self, trace: Trace, step: int | None, state: ViewState) -> tuple[Json, Json]:
+        """(caption, chips)."""
         caption = self._caption(trace, step, state.language) if self._caption and step is not None else ""
         return dumps(str(caption)[:400]), dumps(chips(trace, step, state.selection, self._slots))
 

@@ -5,8 +5,8 @@ frames and nothing piles up. One core, `receive` and `next`, serves both transpo
 where those are blocked (viz/stage/routes.py, or a Gradio event).
 
 The hub owns no records and takes no decision about the engine: it asks a Source and passes commands on. What else
-the stage can do (people, chapters, pins) registers itself: `gates` may refuse a command, `handlers` answer one,
-`parts` add something to what each viewer is told.
+the stage can do (people, chapters, pins) registers itself: `doors` may refuse to let somebody in, `gates` a command,
+`handlers` answer one, `parts` add something to what each viewer is told.
 Rejected: pushing every step (a backlog in a slow tab), a frame a viewer (fifty renderings of one picture).
 """
 
@@ -17,7 +17,7 @@ import json
 import struct
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from inspect import isawaitable
 
 from viz import theme
@@ -26,10 +26,11 @@ from viz.stage.chips import Slots
 from viz.stage.codec import dumps, encode
 from viz.stage.composer import Caption, Composer, Part, Room
 from viz.stage.source import ROOM, Landing, Source
-from viz.stage.viewer import MAX_CREDIT, Viewer, changed_state, person_of, room_name, wanted_panels
+from viz.stage.viewer import MAX_CREDIT, Viewer, changed_state, invite_of, person_of, room_name, wanted_panels
 from viz.view import View, ViewState
 
 Gate = Callable[[Viewer, str, Mapping[str, object]], None]  # raises an error with a `sentence` to refuse
+Door = Callable[[Viewer, str], None]  # may this viewer come into that room? Raises to refuse
 Handler = Callable[[Viewer, Mapping[str, object]], Awaitable[Mapping[str, object]]]
 Watcher = Callable[[Viewer], None]
 
@@ -41,6 +42,8 @@ class HubConfig:
     max_fps: float = 30.0
     max_message: int = 65_536  # characters a browser may send at once
     max_viewers: int = 256
+    max_per_address: int | None = None  # viewers of one client address; None: as many as there are
+    proxies: int = 0  # trusted ones in front: so many entries of X-Forwarded-For, from the right, are true
     max_commands: int = 8  # of one viewer, in flight
     silence: float = 15.0  # a browser that says nothing for so long is gone
     ping: float = 4.0
@@ -72,11 +75,14 @@ class Hub:
         self.source, self.views, self.title, self.config = source, dict(views), title, config
         self.default_views = tuple(v for v in default_views if v in self.views) or tuple(self.views)[:2]
         self.viewers: dict[str, Viewer] = {}
+        self.doors: list[Door] = []
         self.gates: list[Gate] = []
         self.handlers: dict[str, Handler] = {}
         self.parts: dict[str, Part] = {}
+        self.offers: dict[str, Callable] = {}  # what the page's share menu has beside pictures: name → what makes it
         self.entered: list[Watcher] = []  # told when a viewer has come into a room
         self.left: list[Watcher] = []  # told when one is about to leave it, or has vanished
+        self.acted: list[Gate] = []  # told what somebody asks for and no gate refused
         self.heard_view: list[Watcher] = []  # told when a viewer looks at something else
         self.composer = Composer(source, self.views, caption, slots, self.parts)
         self._rooms: dict[str, Room] = {}
@@ -86,19 +92,25 @@ class Hub:
 
     # ---- viewers ----
 
-    async def join(self, said: Mapping[str, object], transport: str) -> Viewer:
+    async def join(self, said: Mapping[str, object], transport: str, address: str = "") -> Viewer:
         """A new viewer after its hello. Raises an error with a `sentence` when it cannot be taken."""
-        if len(self.viewers) >= self.config.max_viewers:
-            raise Refused("full", "Too many people are watching. Please try again in a few minutes.")
+        self._check_space(address)
         self._loop = asyncio.get_running_loop()
-        viewer = Viewer(transport=transport, person=person_of(said.get("person")), max_fps=self.config.max_fps)
-        viewer.state = ViewState(views=self.default_views)
+        viewer = Viewer(transport=transport, person=person_of(said.get("person")), max_fps=self.config.max_fps, address=address)
+        viewer.state, viewer.invite = ViewState(views=self.default_views), invite_of(said.get("join"))
         landing = await self._landing(viewer, said)
         await self._enter(viewer, landing.room)
         self.viewers[viewer.id] = viewer
         self._said_hello(viewer, said)
         viewer.post(encode(self._welcome(viewer) | landing.facts()))
         return viewer
+
+    def _check_space(self, address: str) -> None:
+        if len(self.viewers) >= self.config.max_viewers:
+            raise Refused("full", "Too many people are watching. Please try again in a few minutes.")
+        most = self.config.max_per_address
+        if most is not None and address and sum(v.address == address for v in self.viewers.values()) >= most:
+            raise Refused("full_address", f"{most} pages are open from your network's address already. Close one of them.", limit=most)
 
     async def leave(self, viewer: Viewer) -> None:
         """Idempotent. The source hears of it even when the browser vanished."""
@@ -133,12 +145,29 @@ class Hub:
                 viewer.wake.set()
 
     async def _landing(self, viewer: Viewer, said: Mapping[str, object]) -> Landing:
+        """Where a viewer comes in. A closed door leads to a private place, with the sentence."""
         land = getattr(self.source, "land", None)
         if land is None:
             return Landing(room_name(said.get("room"), ROOM))
-        return await land(viewer.id, viewer.person, said)
+        landing = await land(viewer.id, viewer.person, said)
+        try:
+            self._knock(viewer, landing.room)
+        except Refused as no:
+            landing = await land(viewer.id, viewer.person, {"alone": True})
+            return replace(landing, sentence=no.sentence, problem=failure_of(no))
+        return landing
+
+    def _knock(self, viewer: Viewer, room: str) -> None:
+        for door in self.doors:
+            door(viewer, room)
+
+    async def turn_out(self, viewer: Viewer, sentence: str, **facts: object) -> None:
+        """Take a viewer out of its room; it lands again, with a sentence."""
+        landing = await self._landing(viewer, {})
+        await self.move(viewer, landing.room, sentence=sentence, **facts)
 
     async def _enter(self, viewer: Viewer, name: str) -> None:
+        self._knock(viewer, name)
         await _maybe(self.source.viewer_joined(name, viewer.person))
         viewer.room = name
         room = self._rooms.setdefault(name, Room(name))
@@ -178,6 +207,7 @@ class Hub:
             "title": self.title,
             "views": catalogue,
             "default_views": list(self.default_views),
+            "offers": sorted({*self.offers, *({"chapter"} & self.handlers.keys())}),
             "theme": theme.client_theme(),
         }
 
@@ -215,6 +245,8 @@ class Hub:
 
     def _said_view(self, viewer: Viewer, said: Mapping[str, object]) -> None:
         state = said.get("state")
+        if isinstance(said.get("follow"), bool):
+            viewer.follow = said["follow"]
         if isinstance(state, Mapping):
             viewer.state = changed_state(viewer.state, state, self.views)
         panels = wanted_panels(said.get("panels"), self.views)
@@ -250,10 +282,20 @@ class Hub:
     async def act(self, viewer: Viewer, name: str, args: Mapping[str, object]) -> Mapping[str, object]:
         """Do what a viewer asks for. A source may answer {"move": room}: then the viewer goes there first and the
         command is said again; {"later": True}: it is said again when the source is ready. Raises refusals."""
-        for gate in self.gates:
-            gate(viewer, name, args)
+        self.check(viewer, name, args)
+        for told in self.acted:
+            told(viewer, name, args)
         if name in self.handlers:
             return await self.handlers[name](viewer, args)
+        return await self.ask(viewer, name, args)
+
+    def check(self, viewer: Viewer, name: str, args: Mapping[str, object]) -> None:
+        """Raises what a gate refuses with."""
+        for gate in self.gates:
+            gate(viewer, name, args)
+
+    async def ask(self, viewer: Viewer, name: str, args: Mapping[str, object]) -> Mapping[str, object]:
+        """What the source answers, wherever that takes the viewer."""
         result = await self.source.command(viewer.room, viewer.person, name, args)
         if isinstance(result.get("move"), str):
             await self.move(viewer, result["move"])
@@ -317,8 +359,7 @@ class Hub:
     async def _turn_out(self, room: Room, status: Mapping[str, object]) -> None:
         """A room has ended: whoever is still in it lands again, with the sentence."""
         for viewer in tuple(room.viewers):
-            landing = await self._landing(viewer, {})
-            await self.move(viewer, landing.room, sentence=str(status.get("sentence", "")))
+            await self.turn_out(viewer, str(status.get("sentence", "")), code=status.get("code", "room_closed"))
 
     def _due(self, viewer: Viewer, room: Room) -> float | None:
         """Seconds until frames may be composed for a viewer; None when there is nothing to say to it."""
@@ -357,7 +398,7 @@ class Hub:
 
     # ---- the second transport ----
 
-    async def poll(self, viewer_id: str | None, message: str) -> bytes:
+    async def poll(self, viewer_id: str | None, message: str, address: str = "") -> bytes:
         """One exchange where WebSockets are blocked. `message` is JSON: {"say": [messages], "seq": newest frame
         received, "wait": seconds}; the first one of a viewer begins with a hello. The answer is any number of
         (u32 length, message). Unknown viewers get an error with the code "gone" and say hello again."""
@@ -370,7 +411,7 @@ class Hub:
             if not say or say[0].get("t") != "hello":
                 return _framed(encode({"t": "error", **failure("gone", "This page was away too long.")}))
             try:
-                viewer = await self.join(say.pop(0), "poll")
+                viewer = await self.join(say.pop(0), "poll", address)
             except Exception as error:
                 return _framed(encode({"t": "error", **failure_of(error)}))
             if self._reaper is None or self._reaper.done():
@@ -404,23 +445,23 @@ def _fps(viewer: Viewer, room: Room) -> float:
 
 
 class Refused(Exception):
-    """A refusal with a code and a sentence for the page."""
+    """A refusal with a code, its numbers and a sentence for the page."""
 
-    def __init__(self, code: str, sentence: str) -> None:
+    def __init__(self, code: str, sentence: str, **fields: object) -> None:
         super().__init__(sentence)
-        self.code, self.sentence = code, sentence
+        self.code, self.sentence, self.fields = code, sentence, fields
 
 
 def failure_of(error: Exception) -> dict[str, object]:
     """An exception as the page gets it. EngineError and Refused bring their own words."""
     sentence = getattr(error, "sentence", None)
     if isinstance(sentence, str):
-        return failure(str(getattr(error, "code", "error")), sentence)
+        return failure(str(getattr(error, "code", "error")), sentence, getattr(error, "fields", None))
     return failure("bug", f"Something went wrong in the server: {type(error).__name__}: {error}"[:400])
 
 
-def failure(code: str, sentence: str) -> dict[str, object]:
-    return {"ok": False, "code": code, "sentence": sentence}
+def failure(code: str, sentence: str, fields: Mapping[str, object] | None = None) -> dict[str, object]:
+    return {"ok": False, "code": code, "sentence": sentence, **({"fields": dict(fields)} if fields else {})}
 
 
 def parse(text: str) -> dict[str, object] | None:

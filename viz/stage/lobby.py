@@ -9,17 +9,18 @@ the room where it was opened; the engine goes on behind it. Knows no sockets (vi
 from __future__ import annotations
 
 import asyncio
-import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from engine.trace import Trace
 from viz.stage.hub import Refused
+from viz.stage.names import fresh_room_name
 from viz.stage.source import ROOM, Landing, RecordingSource, Source
 from viz.stage.viewer import room_name
 
 PRIVATE = "~"  # begins the name of a place that no link can name
 MOVES_TO_LIVE = ("prompt", "preset")
+ENDED = "That room has ended. Here is a recording; type a sentence to start a room of your own."
 INTRO = "ragged"  # the preset that plays before anything is typed, and that a first prompt joins
 
 
@@ -45,36 +46,64 @@ class Lobby:
         self._playing: dict[str, RecordingSource] = {}
         self._viewers: dict[str, list[str]] = {}
         self._homes: dict[str, str] = {}  # person → the live room it made
+        self._openers: dict[str, str] = {}  # room → who made it
+        self._opening = asyncio.Lock()
         self._fresh: set[str] = set()  # rooms whose first prompt joins the intro's requests
         self._switches: dict[str, int] = {}
+        self._names: dict[str, str] = {}  # place → what a link calls the recording that plays there
 
     # ---- where to ----
 
     async def land(self, place: str, person: str, said: Mapping[str, object]) -> Landing:
         """`place`: a name for a private place."""
         private = PRIVATE + place
-        if isinstance(said.get("rec"), str) and said["rec"]:
-            return self._land_on_pin(private, str(said["rec"]), said)
+        if said.get("alone"):
+            return await self._land_alone(private)
+        if isinstance(said.get("rec"), str) and said["rec"] not in ("", "live"):
+            return await self._land_on_link(private, person, said)
         asked = room_name(said.get("room"), "")
-        if asked and self._is_open(asked):
+        if asked and self.is_open(asked):
             return Landing(asked)
-        sentence = "That room has ended. Here is a recording; type a sentence to start a room of your own." if asked else ""
+        sentence = ENDED if asked else ""
         home = self._homes.get(person, ROOM)
-        if not self._is_live or (self._is_open(home) and (home != ROOM or self._has_run(home))):
-            return Landing(home if self._is_open(home) else ROOM, sentence)
-        trace = await asyncio.to_thread(self.shelf.shipped, INTRO)
-        if trace is None:
-            return Landing(ROOM, sentence)
-        self._playing[private] = RecordingSource(trace)
-        return Landing(private, sentence)
+        if self.is_open(home) and (home != ROOM or not self._is_live or self._has_run(home)):
+            return Landing(home, sentence)
+        return await self._land_alone(private, sentence)
 
-    def _land_on_pin(self, private: str, pin: str, said: Mapping[str, object]) -> Landing:
-        found = self.shelf.pinned(pin)
+    async def _land_alone(self, private: str, sentence: str | None = None) -> Landing:
+        """Where nobody else is: the recording that ships, or the one that was asked for. `sentence` None: the caller has
+        a reason why it must not be the one room."""
+        trace = await asyncio.to_thread(self.shelf.shipped, INTRO) if self._is_live else self.base.trace(ROOM)
+        if trace is None and sentence is not None and self.is_open(ROOM):
+            return Landing(ROOM, sentence)
+        self._playing[private] = RecordingSource(Trace() if trace is None else trace)
+        self._names[private] = INTRO if self._is_live else ""
+        return Landing(private, sentence or "")
+
+    async def _land_on_link(self, private: str, person: str, said: Mapping[str, object]) -> Landing:
+        """A pinned moment, or a recording that ships; both wait, paused, at the link's step."""
+        name = str(said["rec"])
+        found = await asyncio.to_thread(self._linked, name)
         if found is None:
-            return Landing(ROOM, "This link has expired: its moment is no longer kept here.", {"expired": True, "chapter": said.get("chapter")})
+            landing = await self.land(private[1:], person, {**said, "rec": ""})
+            chapter = said.get("chapter")
+            state = {"expired": True, "chapter": chapter[:200] if isinstance(chapter, str) else ""}
+            sentence = "This link has expired: its moment is no longer kept here."
+            return Landing(landing.room, sentence, state, {"ok": False, "code": "link_expired", "sentence": sentence})
         trace, state = found
         self._playing[private] = RecordingSource(trace, playing=False, loop=False)
+        self._names[private] = name
         return Landing(private, "", state)
+
+    def _linked(self, name: str) -> tuple[Trace, Mapping[str, object]] | None:
+        found = self.shelf.pinned(name)
+        if found is None and (trace := self.shelf.shipped(name)) is not None:
+            found = trace, {"step": trace.first_step}
+        return found
+
+    def link_of(self, room: str) -> str:
+        """What a link calls the recording that plays in a room; "" for a live one, or one that somebody opened."""
+        return self._names.get(room, "")
 
     async def until_ready(self) -> None:
         while self.base.status(ROOM).get("state") == "loading":
@@ -84,9 +113,14 @@ class Lobby:
     def _is_live(self) -> bool:
         return bool(self.base.status(ROOM).get("live"))
 
-    def _is_open(self, room: str) -> bool:
+    def is_open(self, room: str) -> bool:
+        """May be entered by its name."""
         is_open = getattr(self.base, "is_open", None)
-        return room == ROOM and not (self.public and self._is_live) if is_open is None else is_open(room)
+        return room == ROOM and not self.public if is_open is None else is_open(room)
+
+    def opener(self, room: str) -> str | None:
+        """Who made a room; None for the one that is always there."""
+        return self._openers.get(room)
 
     def _has_run(self, room: str) -> bool:
         return len(self.base.trace(room)) > 0
@@ -159,19 +193,59 @@ class Lobby:
     async def _home(self, person: str, joins: bool = False) -> str:
         """The live room of a person: the only one, or one of its own, opened now. Raises EngineError "no_room"."""
         room = self._homes.get(person, ROOM)
-        if not self._is_open(room):
-            room = secrets.token_hex(4)
-            await asyncio.to_thread(self.base.open_room, room)
-            self._homes[person] = room
+        if not self.is_open(room):
+            room = await self._open_room(person)
         if joins and not self._has_run(room):
             self._fresh.add(room)
         return room
+
+    async def _open_room(self, person: str) -> str:
+        """Raises EngineError "no_room"."""
+        async with self._opening:  # two commands of one person make one room
+            room = self._homes.get(person, ROOM)
+            if self.is_open(room):
+                return room
+            name = fresh_room_name()
+            self._openers[name] = person  # before anybody can come in
+            try:
+                await asyncio.to_thread(self.base.open_room, name)
+            except Exception:
+                del self._openers[name]
+                raise
+            self._forget_closed()
+            self._homes[person] = name
+            return name
+
+    def _forget_closed(self) -> None:
+        for room in [r for r in self._openers if not self.is_open(r) and r not in self._viewers]:
+            person = self._openers.pop(room)
+            if self._homes.get(person) == room:
+                del self._homes[person]
+            self._fresh.discard(room)
 
     async def _go_live(self, room: str, viewer: str) -> dict:
         if room[0] == PRIVATE:
             return {"ok": True, "move": await self._home(viewer)}
         self._stop(room)
         return {"ok": True}
+
+    # ---- what the people of a room need (viz/stage/people.py) ----
+
+    def owned(self, room: str, person: str) -> Collection[int]:
+        """Live requests of a person."""
+        owned = getattr(self.base, "owned", None)
+        return () if owned is None or room[0] == PRIVATE else owned(room, person)
+
+    def hide(self, room: str, requests: Collection[int]) -> None:
+        hide = getattr(self.base, "hide", None)
+        if hide is not None and room[0] != PRIVATE:
+            hide(room, requests)
+
+    def touched(self, room: str) -> None:
+        """Somebody did something in a room: it is not idle."""
+        touched = getattr(self.base, "touched", None)
+        if touched is not None and room[0] != PRIVATE:
+            touched(room)
 
     def viewer_joined(self, room: str, viewer: str) -> None:
         if room[0] != PRIVATE:
@@ -212,6 +286,7 @@ class Lobby:
         if trace is None:
             raise Refused("no_recording", "There is no recording of this example, and no engine to run it.")
         self._play(room, trace)
+        self._names[room] = preset
         return {"ok": True, "steps": len(trace)}
 
     def _play(self, room: str, trace: Trace) -> None:
@@ -219,9 +294,11 @@ class Lobby:
         for watching in self._viewers.get(room, ()):
             source.viewer_joined(room, watching)
         self._playing[room] = source
+        self._names.pop(room, None)
         self._switches[room] = self._switches.get(room, 0) + 1
 
     def _stop(self, room: str) -> None:
+        self._names.pop(room, None)
         if self._playing.pop(room, None) is not None:
             self._switches[room] = self._switches.get(room, 0) + 1
 

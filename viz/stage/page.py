@@ -8,16 +8,24 @@ JavaScript template over html_template, so names and prompts travel in messages 
 from __future__ import annotations
 
 import html
+import json
+from dataclasses import asdict
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
 from viz import theme
+from viz.registry import load_words
+from viz.view import QUERY_KEYS, ViewState
+from viz.words.ui import client_languages
 
 _HERE = Path(__file__).parent
-PARTS = ("words", "util", "codec", "link", "look", "axes", "canvas", "panel", "bars", "scrubber", "drawer", "stage")
+PARTS = (
+    "words", "util", "codec", "link", "look", "axes", "canvas", "panel", "bars", "chapter", "scrubber", "calculator", "people",
+    "drawer", "share", "export", "stage",
+)  # fmt: skip
 
-_ELEMENT = '<div class="glass-root" data-theme="light" data-glass></div>'
+ELEMENT = '<div class="glass-root" data-theme="light" data-glass></div>'
 _LOADER = """
 const mount = element.querySelector('[data-glass]') || element;
 const base = location.pathname.replace(/[^/]*$/, '') + 'glass/';
@@ -39,7 +47,10 @@ if (window.glassMount) { start(); } else {
 def script() -> str:
     """stage.js: every part inside one function, so that nothing but window.glass and glassMount leaks."""
     parts = "\n".join((_HERE / "client" / f"{name}.js").read_text(encoding="utf-8") for name in PARTS)
-    return f'(() => {{\n"use strict";\nconst PLOTLY_VERSION = "{version("plotly")}";\n{parts}\n}})();\n'
+    languages = json.dumps(client_languages(load_words()), ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
+    keys = json.dumps([{**asdict(key), "otherwise": getattr(ViewState(), key.field)} for key in QUERY_KEYS])
+    facts = f'const PLOTLY_VERSION = "{version("plotly")}";\nconst LANGUAGES = {languages};\nconst VIEW_KEYS = {keys};'
+    return f'(() => {{\n"use strict";\n{facts}\n{parts}\n}})();\n'
 
 
 @cache
@@ -50,7 +61,7 @@ def styles() -> str:
 
 def stage_html() -> tuple[str, str, str]:
     """(html_template, css_template, js_on_load) for gr.HTML(html_template=…, css_template=…, js_on_load=…)."""
-    return _ELEMENT, "", _LOADER
+    return ELEMENT, "", _LOADER
 
 
 def standalone_page(title: str = "Glass Engine") -> str:
@@ -66,7 +77,7 @@ def standalone_page(title: str = "Glass Engine") -> str:
 <style>html, body {{ margin: 0; padding: 0; overflow: hidden; }}</style>
 </head>
 <body>
-<main>{_ELEMENT}</main>
+<main>{ELEMENT}</main>
 <script src="static/stage.js"></script>
 <script>window.glassMount(document.querySelector("[data-glass]"), {{base: ""}});</script>
 </body>

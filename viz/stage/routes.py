@@ -22,7 +22,8 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
-from viz.stage import page
+from viz.calculator import calculator
+from viz.stage import export, page
 from viz.stage.codec import encode
 from viz.stage.hub import Hub, failure_of, parse
 from viz.stage.viewer import Viewer
@@ -38,8 +39,10 @@ def routes(hub: Hub, *, with_page: bool = False) -> list[BaseRoute]:
         Route("/glass/poll", _of(hub, _poll), methods=["POST"]),
         Route("/glass/static/{name}", _static, methods=["GET"]),
         Route("/glass/plotly.min.js", _plotly, methods=["GET"]),
+        Route("/glass/calculator", _of(hub, _calculator), methods=["GET"]),
         Route("/glass/recording", _of(hub, _save), methods=["GET"]),
         Route("/glass/recording", _of(hub, _open), methods=["POST"]),
+        *export.routes(hub),
     ]
     if with_page:
         found.append(Route("/glass/", lambda _: HTMLResponse(page.standalone_page(hub.title)), methods=["GET"]))
@@ -62,6 +65,14 @@ def same_host(connection: HTTPConnection) -> bool:
     return urlsplit(origin).netloc.lower() in {connection.headers.get("host", "").lower(), forwarded.lower()} - {""}
 
 
+def address_of(connection: HTTPConnection, proxies: int = 0) -> str:
+    """The client's address: what the outermost trusted proxy saw. Entries further left are whatever the client says."""
+    hops = [hop.strip() for hop in connection.headers.get("x-forwarded-for", "").split(",") if hop.strip()]
+    if 0 < proxies <= len(hops):
+        return hops[-proxies][:60]
+    return connection.client.host if connection.client else ""
+
+
 # ---- WebSocket ----
 
 
@@ -75,7 +86,7 @@ async def _socket(hub: Hub, ws: WebSocket) -> None:
         if said.get("t") != "hello":
             return await ws.close(1002)
         try:
-            viewer = await hub.join(said, "websocket")
+            viewer = await hub.join(said, "websocket", address_of(ws, hub.config.proxies))
         except Exception as error:
             await ws.send_bytes(encode({"t": "error", **failure_of(error)}))
             return await ws.close(1013)
@@ -113,7 +124,8 @@ async def _poll(hub: Hub, request: Request) -> Response:
     body = await _body(request, 4 * hub.config.max_message)
     if body is None:
         return Response(status_code=413)
-    found = await hub.poll(request.query_params.get("viewer"), body.decode(errors="replace"))
+    address = address_of(request, hub.config.proxies)
+    found = await hub.poll(request.query_params.get("viewer"), body.decode(errors="replace"), address)
     return Response(found, media_type="application/octet-stream", headers={"cache-control": "no-store"})
 
 
@@ -127,6 +139,15 @@ async def _body(request: Request, limit: int) -> bytes | None:
     return b"".join(parts)
 
 
+# ---- the calculator ----
+
+
+async def _calculator(hub: Hub, request: Request) -> Response:
+    viewer = hub.viewers.get(request.query_params.get("viewer", ""))
+    meta = hub.source.trace(viewer.room).meta if viewer is not None else {}
+    return JSONResponse(calculator(meta, request.query_params.get("language", "en")[:5]), headers={"cache-control": "no-store"})
+
+
 # ---- recordings ----
 
 
@@ -136,6 +157,7 @@ async def _save(hub: Hub, request: Request) -> Response:
     if viewer is None or save is None:
         return JSONResponse({"ok": False, "code": "gone", "sentence": "There is nothing to save here."}, 404)
     try:
+        hub.check(viewer, "save_recording", {})
         name, content = await save(viewer.room, viewer.id)
     except Exception as error:
         return JSONResponse(failure_of(error), 409)
@@ -152,6 +174,7 @@ async def _open(hub: Hub, request: Request) -> Response:
     if content is None:
         return JSONResponse({"ok": False, "code": "too_large", "sentence": "The file is larger than 256 MiB."}, 413)
     try:
+        hub.check(viewer, "open_recording", {})
         return JSONResponse(await take(viewer.room, viewer.id, request.query_params.get("name", "")[:200], content))
     except Exception as error:
         return JSONResponse(failure_of(error), 409)

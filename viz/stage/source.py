@@ -23,14 +23,16 @@ ROOM = "main"
 
 @dataclass(frozen=True, slots=True)
 class Landing:
-    """Where a newcomer comes in, and what it is told: `sentence`, and the `state` to look at (a link's step)."""
+    """Where a newcomer comes in, and what it is told: `sentence` (or `problem`, a refusal with code and fields), and the
+    `state` to look at (a link's step)."""
 
     room: str
     sentence: str = ""
     state: Mapping[str, object] = field(default_factory=dict)
+    problem: Mapping[str, object] = field(default_factory=dict)
 
     def facts(self) -> dict[str, object]:
-        return {"sentence": self.sentence, "at": dict(self.state)}
+        return {"sentence": self.sentence, "at": dict(self.state), "problem": dict(self.problem)}
 
 
 @runtime_checkable

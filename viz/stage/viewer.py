@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
-from viz.view import THEMES, ViewState
+from viz.view import AXES, THEMES, ViewState
 
 MAX_PANELS = 3
 MAX_OUTBOX = 64
@@ -29,6 +29,9 @@ class Viewer:
 
     transport: str
     room: str = ""
+    address: str = ""  # of the client, as far as it is known
+    invite: str = ""  # the token of the link that it came by
+    follow: bool = True  # looks where its host looks (viz/stage/people.py)
     id: str = field(default_factory=lambda: secrets.token_urlsafe(12))  # of this connection
     person: str = field(default_factory=lambda: secrets.token_urlsafe(18))  # of this tab, also after a reload; a secret
     state: ViewState = field(default_factory=ViewState)
@@ -58,6 +61,11 @@ class Viewer:
 def person_of(value: object) -> str:
     """What a tab calls itself, if that is long enough not to be guessed; otherwise a new name."""
     return value if isinstance(value, str) and _PERSON.fullmatch(value) else secrets.token_urlsafe(18)
+
+
+def invite_of(value: object) -> str:
+    """The token of a link, or nothing."""
+    return value if isinstance(value, str) and _PERSON.fullmatch(value) else ""
 
 
 def room_name(value: object, otherwise: str) -> str:
@@ -110,6 +118,7 @@ _CHECKS: dict[str, Callable[[object], object]] = {
     "source": _text(".{0,200}"),
     "chapter": _text(".{0,200}"),
     "theme": _text("|".join(THEMES)),
+    "axis": _text("|".join(AXES)),
     "language": _text("[a-z]{2}(-[A-Za-z]{2,4})?"),
 }
 

@@ -1,8 +1,9 @@
 """Continuous batching: who sits in which batch slot, step by step, and why do the others wait?
 
-Rows are batch slots, x is the step. A cell's colour is the request, its texture what the step did (prompt
-tokens, one token, recomputation); a finish is a dot, a preemption a cross. The waiting queue stands above with
-its reasons, the tokens of each step below against the budget. Steps after the shown one are not drawn.
+Rows are batch slots, x is the step or the engine's own time. A cell's colour is the request, its texture what the
+step did (prompt tokens, one token, recomputation); a finish is a dot, a preemption a cross. The waiting queue stands
+above with its reasons; below, on the same x, the same requests in static batches (a formula, viz/lanes.py) and the
+tokens of each step against the budget. Steps after the shown one are not drawn.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from __future__ import annotations
 import numpy as np
 
 from engine.trace import Trace
-from viz.lanes import Cell, Lanes, Run, lanes, queue, work_kinds
+from viz.lanes import Cell, Lanes, Run, engine_time, lanes, queue, static_lanes, work_kinds
 from viz.layout import Sheet, message, too_small, visible, wrap
 from viz.select import Identity, identity, live_at, prompt_len
-from viz.theme import NUM_REQUEST_COLORS, request_color
+from viz.theme import NUM_REQUEST_COLORS, duration, percent, request_color
 from viz.view import Ask, Badge, Frame, Mark, Paint, Raster, Series, View, ViewState
 from viz.words.caption import reason_words
 from viz.words.catalogue import Words, words
@@ -62,7 +63,12 @@ class _Picture:
         self.right = sheet.width - (round(sheet.advance * 21) if wide else 12)
         self.first, self.columns = window(trace, step, self.right - self.left)
         self.lanes: Lanes = lanes(trace, self.first, step, self.columns)
-        self.column = (self.right - self.left) / self.columns
+        self.timed = state.axis == "time"
+        self.edges = np.arange(self.first, self.first + self.columns + 1) - 0.5
+        if self.timed:
+            self.edges = engine_time(trace, self.first, step)
+        self.ends = (0.0, _nice(self.edges[-1])) if self.timed else (self.first - 0.5, self.first + self.columns - 0.5)
+        self.pixel = (self.ends[1] - self.ends[0]) / (self.right - self.left)  # of the data axes
         self._heights()
 
     def _heights(self) -> None:
@@ -70,35 +76,63 @@ class _Picture:
         self.queue_lines = 3 if sheet.height >= 14 * sheet.line else 2
         self.slots_top = 8 + self.queue_lines * sheet.line + 8
         bars = max(round(sheet.height * 0.16), 2 * sheet.line)
-        bottom = sheet.height - 10 - bars - sheet.line - 12  # of the slots: ticks and bars follow
+        config = self.trace.config_at(self.step)
+        thin = float(np.clip(sheet.height * 0.13 / wanted, 5, 9))
+        room = sheet.height - 26 - bars - 2 * sheet.line - wanted * thin - self.slots_top
+        roomy = room >= wanted * 1.05 * sheet.font and config.get("batching") != "static"
+        self.static_row = thin if roomy and not self.timed else 0.0
+        self.static = static_lanes(self.trace, self.first, self.step, self.columns, wanted) if self.static_row else None
+        below = sheet.line + 4 + wanted * self.static_row if self.static else 0  # its title and rows
+        bottom = sheet.height - 10 - bars - sheet.line - 12 - below  # of the slots: static batches, ticks and bars follow
         self.row = float(np.clip((bottom - self.slots_top) / wanted, MIN_ROW, MAX_ROW))
         fits = max(int((bottom - self.slots_top) / self.row), 1)
         more = -(-sheet.line // self.row)  # slots that the line "+27 slots" takes
         self.rows = wanted if wanted <= fits else max(int(fits - more), 1)
         self.fine = int(np.clip(self.row / 4, 4, 9))  # raster rows a slot, the last one a gap
         self.slots_bottom = self.slots_top + self.rows * self.row
-        self.ticks_y = self.slots_bottom + (sheet.line if self.rows < wanted else 0) + 4 + sheet.line / 2
+        self.static_top = self.slots_bottom + (sheet.line if self.rows < wanted else 0) + sheet.line + 2
+        self.static_bottom = self.static_top + wanted * self.static_row if self.static else self.static_top - sheet.line - 2
+        self.ticks_y = self.static_bottom + 4 + sheet.line / 2
         self.bars_top, self.bars_bottom = self.ticks_y + sheet.line / 2 + 6, sheet.height - 10
 
+    def at(self, step: float) -> float:
+        """Where `step` (its left edge) lies on the data axes; a time axis ends with the shown step."""
+        return float(np.interp(step - self.first, np.arange(len(self.edges)), self.edges))
+
     def x(self, step: float) -> float:
-        """Pixel of a step's left edge."""
-        return self.left + (step - self.first) * self.column
+        """The same as a pixel."""
+        return self.left + (self.at(step) - self.ends[0]) / self.pixel
+
+    def spread(self, values: np.ndarray) -> np.ndarray:
+        """Columns of steps as the columns of a raster: on a time axis one a pixel, each the step that ran then."""
+        if not self.timed:
+            return values
+        times = (np.arange(int(self.right - self.left)) + 0.5) * self.pixel
+        ran = np.searchsorted(self.edges, times, side="right") - 1
+        found = values[..., np.minimum(ran, len(self.edges) - 2)]
+        found[..., ran >= len(self.edges) - 1] = _CLEAR if values.dtype == np.uint8 else 0
+        return found
 
     def y(self, row: float) -> float:
         """Pixel of the middle of a slot, its gap below left out."""
         return self.slots_top + (row - 0.5 - 0.5 / self.fine) * self.row
 
     def frame(self) -> Frame:
-        sheet, ends = self.sheet, (self.first - 0.5, self.first + self.columns - 0.5)
+        sheet, ends = self.sheet, self.ends
         most = float(max(self.lanes.budget.max(initial=1), self.lanes.num_tokens.max(initial=1), 1)) * 1.08
         axes = sheet.axes()
         axes |= sheet.data_axes(2, ends, (0.5, self.rows + 0.5), (self.left, self.right, self.slots_top, self.slots_bottom))
         axes |= sheet.data_axes(3, ends, (most, 0), (self.left, self.right, self.bars_top, self.bars_bottom))
-        marks = (*self._queue(), *self._slots(), *self._ticks(most))
+        queue_, slots, static = self._queue(), self._slots(), self._static()
+        marks = (*queue_, *slots, *static, *self._ticks(most))
+        rasters = (self._raster(),)
+        if self.static:
+            axes |= sheet.data_axes(4, ends, (0, 1), (self.left, self.right, self.static_top, self.static_bottom))
+            rasters += (self._static_raster(),)
         return Frame(
-            badges=(Badge("state"),),
+            badges=self._badges(),
             axes=axes,
-            rasters=(self._raster(),),
+            rasters=rasters,
             series=(*self._bars(most), *self._glyphs()),
             labels=tuple(sheet.labels),
             marks=marks,
@@ -140,10 +174,46 @@ class _Picture:
         kind[list(_KINDS)] = range(len(_KINDS))
         values = hue * len(_KINDS) + kind[cells]
         values[cells == Cell.IDLE], values[cells == Cell.FAILED], values[cells == Cell.NOTHING] = _IDLE, _FAILED, _CLEAR
-        lines = np.repeat(values.astype(np.uint8), self.fine, 0)
+        lines = np.repeat(self.spread(values.astype(np.uint8)), self.fine, 0)
         lines[self.fine - 1 :: self.fine] = _CLEAR  # a gap between slots
-        half = 0.5
-        return Raster("slots", lines, self.first - half, self.first + self.columns - half, half, self.rows + half, _PAINTS, axes="x2y2")
+        return Raster("slots", lines, *self.ends, 0.5, self.rows + 0.5, _PAINTS, axes="x2y2")
+
+    # ---- static batches ----
+
+    def _badges(self) -> tuple[Badge, ...]:
+        t = self.t
+        found = [Badge("state")]
+        if self.timed:
+            device = visible(str(self.trace.meta.get("device") or t("badge.recorded.nowhere")))[:80]
+            found.append(Badge("measured", t("batching.measured", device=device)))
+        if self.static:
+            found.append(Badge("computed", t("batching.formula")))
+        return tuple(found)
+
+    def _static_raster(self) -> Raster:
+        cells, seqs = self.static.cells, self.static.seqs
+        known, inverse = np.unique(seqs, return_inverse=True)
+        hue = np.array([self.who.code(int(i)) for i in known], np.int64)[inverse.reshape(seqs.shape)]
+        values = np.where(cells == Cell.DECODE, hue * len(_KINDS), np.where(cells == Cell.IDLE, _IDLE, _CLEAR)).astype(np.uint8)
+        lines = np.repeat(values, 4, 0)
+        lines[3::4] = _CLEAR
+        return Raster("static batches", lines, *self.ends, 0, 1, _PAINTS, axes="x4y4")
+
+    def _static(self) -> list[Mark]:
+        """The title of the static batches, and one mark that says the comparison."""
+        if not self.static:
+            return []
+        s, sheet, t = self.static, self.sheet, self.t
+        numbers = {
+            "done": s.done, "here": s.done_here, "busy": percent(s.busy, 1), "busy_here": percent(s.busy_here, 1), "since": s.since,
+        }  # fmt: skip
+        for key in ("batching.static", "batching.static.short", "batching.static.shortest"):
+            text = t(key, **numbers)
+            if sheet.span(text) <= sheet.width - self.left - 12:
+                break
+        sheet.put(text, self.left, self.static_top - 2 - sheet.line / 2, weight=700, room=sheet.width - self.left - 12)
+        sheet.put(t("batching.static.row"), self.left - 8, (self.static_top + self.static_bottom) / 2, "muted", anchor="right")
+        return [Mark("static", *self.ends, 0, 1, t("batching.static", **numbers), None, t("batching.formula"), axes="x4y4")]
 
     def _slots(self) -> list[Mark]:
         """Letters, names of slots, what each does now; a mark a stay."""
@@ -168,9 +238,10 @@ class _Picture:
             name, color = self.trace.name(run.seq_id), self.who.color(run.seq_id)
             text = t("batching.mark.run", who=name, row=run.row, first=run.first, last=run.last)
             y0, y1 = run.row - 0.5, run.row + 0.5 - 1 / self.fine
-            marks.append(Mark(f"seq:{run.seq_id}", run.first - 0.5, run.last + 0.5, y0, y1, text, f"{color}-line", axes="x2y2"))
+            x0, x1 = self.at(run.first), self.at(run.last + 1)
+            marks.append(Mark(f"seq:{run.seq_id}", x0, x1, y0, y1, text, f"{color}-line", axes="x2y2"))
         for run in sorted(self.lanes.runs, key=lambda r: (-r.last, r.first - r.last)):
-            if run.row <= self.rows and len(sheet.labels) < 32:
+            if run.row <= self.rows and len(sheet.labels) < 27:
                 self._letter(run)
         return marks
 
@@ -213,8 +284,8 @@ class _Picture:
                 before = [r for r in ends.get(int(event["seq_id"]), ()) if r.last <= event["step_id"] and r.row <= self.rows]
                 if before:
                     run = max(before, key=lambda r: r.last)
-                    inside = (run.last + 1 - run.first) * self.column >= self.sheet.span(trace.name(run.seq_id)) + 24
-                    places.append((run.last + 0.5 - (8 / self.column if inside else 0), run.row - 0.5 / self.fine))
+                    inside = self.x(run.last + 1) - self.x(run.first) >= self.sheet.span(trace.name(run.seq_id)) + 24
+                    places.append((self.at(run.last + 1) - (8 * self.pixel if inside else 0), run.row - 0.5 / self.fine))
         made = []
         for table, symbol, paint in (("finishes", "circle", Paint("ink")), ("preempts", "x", Paint("error"))):
             at = np.array(found[table], np.float32).reshape(-1, 2)
@@ -228,9 +299,8 @@ class _Picture:
         sheet.put(t("step", step=step), self.x(step + 0.5), self.ticks_y, "ink", anchor="center", weight=700) or sheet.put(
             t("step", step=step), self.x(step + 1), self.ticks_y, "ink", anchor="right", weight=700
         )
-        gap = next((n for n in (5, 10, 20, 50) if n * self.column >= 5 * sheet.advance), 100)
-        for at in range(-(-self.first // gap) * gap, self.first + self.columns, gap):
-            sheet.put(f"{at:,}", self.x(at + 0.5), self.ticks_y, "muted", anchor="center")
+        other = "step" if self.timed else "time"
+        said = sheet.put(t(f"batching.axis.{'time' if self.timed else 'step'}"), self.left - 8, self.ticks_y, "muted", anchor="right")
         budget = int(self.now["token_budget"])
         used = int(self.lanes.num_tokens[step - self.first])
         middle = (self.bars_top + self.bars_bottom) / 2
@@ -244,26 +314,48 @@ class _Picture:
             for i, part in enumerate(key.split("  ")):
                 sheet.put(part, self.right + 12, self.bars_bottom - sheet.font * 0.7 - (1 - i) * sheet.line, "muted", room=room)
         else:
-            at = self.x(step) - 6 if step - self.first > self.columns / 2 else self.x(step + 1) + 6
-            anchor = "right" if step - self.first > self.columns / 2 else "left"
+            late = self.x(step) > (self.left + self.right) / 2
+            at, anchor = (self.x(step) - 6, "right") if late else (self.x(step + 1) + 6, "left")
             sheet.put(text, at, self.bars_top + sheet.font * 1.1, anchor=anchor)
             sheet.put(key, self.right, 8 + (self.queue_lines - 0.5) * sheet.line, "muted", anchor="right")
+        self._numbers()
         marks = []
+        if said is not None:
+            y0, y1 = self.ticks_y - sheet.font * 0.7, self.ticks_y + sheet.font * 0.7
+            x0 = self.left - 12 - sheet.span(said.text)
+            marks.append(Mark(f"axis:{other}", x0, self.left - 4, y0, y1, t(f"batching.mark.axis.{other}"), "control"))
         for i in np.flatnonzero(self.lanes.cells[0] != Cell.NOTHING).tolist():
             at = self.first + i
             said = t("batching.mark.step", step=at, n=int(self.lanes.num_tokens[i]), budget=int(self.lanes.budget[i]))
-            marks.append(Mark(f"step:{at}", at - 0.5, at + 0.5, 0, most, said, "ink" if at == step else None, axes="x3y3"))
+            x0, x1 = self.at(at), self.at(at + 1)
+            if x1 > x0:
+                marks.append(Mark(f"step:{at}", x0, x1, 0, most, said, "ink" if at == step else None, axes="x3y3"))
         return marks
+
+    def _numbers(self) -> None:
+        """Of steps or times, under the slots."""
+        sheet, long = self.sheet, self.right - self.left
+        if self.timed:
+            for part in (0.25, 0.5, 0.75, 1.0):
+                at = self.left + part * long
+                sheet.put(duration(part * self.ends[1]), at, self.ticks_y, "muted", anchor="center" if part < 1 else "right")
+            return
+        gap = next((n for n in (5, 10, 20, 50) if n * long / self.columns >= 8 * sheet.advance), 100)
+        for at in range(-(-self.first // gap) * gap, self.first + self.columns, gap):
+            sheet.put(f"{at:,}", self.x(at + 0.5), self.ticks_y, "muted", anchor="center")
 
     def _bars(self, most: float) -> list[Series]:
         x = np.arange(self.first, self.first + self.columns, dtype=np.float32)
-        prompt = self.lanes.num_prompt.astype(np.float32)
-        rest = self.lanes.num_tokens.astype(np.float32) - prompt
-        known = self.lanes.cells[0] != Cell.NOTHING
-        budget = np.where(known, self.lanes.budget, np.nan).astype(np.float32)
+        if self.timed:
+            x = ((np.arange(int(self.right - self.left)) + 0.5) * self.pixel).astype(np.float32)
+        prompt = self.spread(self.lanes.num_prompt).astype(np.float32)
+        rest = self.spread(self.lanes.num_tokens).astype(np.float32) - prompt
+        known = self.spread(self.lanes.cells[0] != Cell.NOTHING) > 0
+        budget = np.where(known, self.spread(self.lanes.budget), np.nan).astype(np.float32)
+        wide = float(self.pixel) if self.timed else 0.8
         return [
-            Series("one token", x, rest, "bars", Paint("muted"), 0.8, np.zeros_like(rest), "x3y3"),
-            Series("prompt tokens", x, rest + prompt, "bars", Paint("muted", hatch="dots", alpha=0.6), 0.8, rest, "x3y3"),
+            Series("one token", x, rest, "bars", Paint("muted"), wide, np.zeros_like(rest), "x3y3"),
+            Series("prompt tokens", x, rest + prompt, "bars", Paint("muted", hatch="dots", alpha=0.6), wide, rest, "x3y3"),
             Series("budget", x, budget, "line", Paint("ink"), 1.5, axes="x3y3"),
         ]
 
@@ -274,6 +366,12 @@ class _Picture:
         if (self.lanes.cells == Cell.FAILED).any():
             paints.append(Paint("error", self.t("batching.legend.failed"), "cross"))
         return (*paints, Paint("free", self.t("batching.legend.idle"), "diagonal"))
+
+
+def _nice(value: float) -> float:
+    """A round number not below the value, so that a time axis rarely changes."""
+    power = 10.0 ** np.floor(np.log10(max(value, 1.0)))
+    return float(next(power * k for k in (1, 1.5, 2, 3, 4, 5, 6, 8, 10) if power * k >= value))
 
 
 def summary(trace: Trace, state: ViewState) -> str:
@@ -337,6 +435,19 @@ WORDS = {
     "batching.legend.held": "keeps its slot, computes nothing",
     "batching.legend.idle": "idle slot",
     "batching.legend.failed": "failed step",
+    "batching.axis.step": "step ⇄",
+    "batching.axis.time": "time ⇄",
+    "batching.mark.axis.step": "Show steps along the axis, all equally wide",
+    "batching.mark.axis.time": "Show the engine's time along the axis; pauses and the pace do not count",
+    "batching.measured": "engine time, pauses and pace excluded: {device}",
+    "batching.static": "Static batches: {done:,} finished by now, {busy} of the slots busy; here {here:,}, {busy_here}",
+    "batching.static.short": "Static batches: {done:,} finished, {busy} busy; here {here:,}, {busy_here}",
+    "batching.static.shortest": "Static batches: {busy} busy; here {busy_here}",
+    "batching.static.row": "static",
+    "batching.formula": (
+        "static batches: one begins when the one before has ended, with those who have come and have room for prompt + "
+        "max_tokens; it ends with its longest; a request takes as many steps as it took here"
+    ),
     "batching.finished": "finished",
     "batching.preempted": "preempted",
     "batching.mark.run": "{who}, slot {row:,}, steps {first:,} to {last:,}",

@@ -17,10 +17,10 @@ from viz.theme import NUM_REQUEST_COLORS, request_color
 from viz.view import Ask, Badge, Frame, Mark, Paint, Raster, Series, View, ViewState
 from viz.words.catalogue import words
 
-MIN_ROW, MAX_ROW = 14, 44
+MIN_ROW, MAX_ROW = 14, 56
 MIN_COL, MAX_COL = 12, 44
 _HUES = [request_color(i) for i in range(NUM_REQUEST_COLORS)] + [request_color(None)]
-_OTHER = Paint("free", hatch="diagonal")
+_OTHER, _CLEAR = Paint("free", hatch="diagonal"), 255
 _PAINTS = (*(Paint(hue, hatch=hatch, alpha=alpha) for hue in _HUES for hatch, alpha in ((None, 1.0), (None, 0.22), ("dots", 0.6))), _OTHER)
 
 
@@ -80,11 +80,24 @@ class _Picture:
             *([Paint("request-other", t("mask.legend.folded"), "dots", 0.6)] if (self.grid == Sees.PART).any() else []),
         )
         return Frame(
-            badges=(Badge("state"),), axes=axes, rasters=(self._raster(),), series=(self._lines(),), labels=tuple(sheet.labels),
+            badges=(Badge("state"),), axes=axes, rasters=self._rasters(), series=(self._lines(),), labels=tuple(sheet.labels),
             marks=tuple(self._marks(chosen)), legend=legend,
         )  # fmt: skip
 
-    def _raster(self) -> Raster:
+    def _rasters(self) -> tuple[Raster, ...]:
+        """The matrix, a cell a query and key; a folded history is one wide cell in each row, not many keys."""
+        values, rasters = self._values(), []
+        for block in self.folded.blocks:
+            col = block.col0
+            for span in block.cached:
+                if span.count > 1:
+                    wide = np.ascontiguousarray(values[:, col : col + 1])
+                    rasters.append(Raster("fold", wide, col, col + span.width, 0, self.folded.num_rows, _PAINTS, axes="x2y2"))
+                    values[:, col : col + span.width] = _CLEAR
+                col += span.width
+        return Raster("mask", values, 0, self.folded.num_cols, 0, self.folded.num_rows, _PAINTS, axes="x2y2"), *rasters
+
+    def _values(self) -> np.ndarray:
         grid = self.grid
         values = np.full(grid.shape, len(_PAINTS) - 1, np.uint8)
         kinds = {Sees.ALLOWED: 0, Sees.CAUSAL: 1, Sees.PART: 2}
@@ -93,7 +106,7 @@ class _Picture:
             lookup = np.zeros(len(Sees), np.uint8)
             lookup[list(kinds)] = [3 * self.who.code(block.seq_id) + k for k in kinds.values()]
             values[area] = lookup[grid[area]]
-        return Raster("mask", values, 0, self.folded.num_cols, 0, self.folded.num_rows, _PAINTS, axes="x2y2")
+        return values
 
     def _lines(self) -> Series:
         """Borders between requests, and between cached and new keys of one."""
@@ -159,7 +172,8 @@ class _Picture:
         sheet = self.sheet
         room = int((sheet.width - 24) / sheet.advance)
         text = self._reads(chosen)
-        y = sheet.height - 1.5 * sheet.line - 6
+        under = self.bottom + (2 if self.folded.hidden else 1) * sheet.line + 12
+        y = min(max(under, 0), sheet.height - 1.5 * sheet.line - 6)
         if len(text) <= room:
             sheet.put(text, 12, y, room=sheet.width - 24)
             return

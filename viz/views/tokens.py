@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from viz.view import Ask, Badge, Frame, Mark, Paint, Raster, Series, View, ViewS
 from viz.words.catalogue import words
 
 WEIGHTS = (1.5, 3.0, 4.5, 6.0)  # px of the line under a token, by quarter of its probability
+DRAFTS_WITHIN = 256  # steps
 MAX_CARDS = 8
 
 
@@ -95,6 +97,10 @@ class _Picture:
         self.card_height = min(self.area / per_column, 7 * self.line)
         self.card_width = (sheet.width - 12 * (self.columns + 1)) / self.columns
         self.per_column = per_column
+        recent = trace.rows("works", step - DRAFTS_WITHIN, step)
+        recent = recent[recent["num_draft"] > 0]
+        self.drafts = set(zip(recent["seq_id"].tolist(), recent["step_id"].tolist()))
+        self.drafted: set[tuple[int, int]] = set()  # (seq_id, position) of what was guessed first and then accepted
         self.segments: list[list[tuple[float, float, float]]] = [[] for _ in WEIGHTS]
         self.marks: list[Mark] = []
         self.swatches: list[Raster] = []
@@ -110,6 +116,7 @@ class _Picture:
         if self.hidden:
             sheet.put(t("tokens.more", n=self.hidden), 12, sheet.height - 8 - sheet.line * 1.5 - 4, "muted")
         legend = (Paint("muted", t("tokens.legend.prompt")), Paint("ink", t("tokens.legend.text")), Paint("accent", t("tokens.legend.new")))
+        legend += (Paint("good", t("tokens.legend.drafted")),) if self.drafted else ()
         return Frame(
             badges=(Badge("measured", t("tokens.badge")),), axes=sheet.axes(), rasters=tuple(self.swatches),
             series=tuple(self._underlines()), labels=tuple(sheet.labels), marks=tuple(self.marks), legend=legend,
@@ -128,6 +135,9 @@ class _Picture:
         room = int((self.card_width - 24) / self.sheet.advance)
         fits = max(int(self.card_height / self.line) - 1, 1)
         tokens = tail(self.trace, seq_id, self.step, fits * room // 4 + 8)
+        for token, after in pairwise(tokens):  # the last of a step is the target's own
+            if token.step_id == after.step_id and (seq_id, token.step_id) in self.drafts:
+                self.drafted.add((seq_id, token.position))
         lines = lines_of(tokens, room)
         return lines[-fits:]
 
@@ -163,8 +173,10 @@ class _Picture:
             self.segments[level].append((x0 + 1, x1 - 1, y + half + 3))
             n = token.position - prompt + 1
             said = _says(who, n, token.text, p, self.state.language)
+            was_drafted = (seq_id, token.position) in self.drafted
+            said += f", {self.t('tokens.drafted')}" if was_drafted else ""
             mark = f"token:{seq_id}:{token.position}"
-            outline = "accent" if token.step_id == self.step else None
+            outline = "good" if was_drafted else "accent" if token.step_id == self.step else None
             box = (x0 - 3, x1 + 3, y - self.line / 2 + 2, y + self.line / 2)
             self.marks.append(Mark(mark, *box, said, outline, self._options(token, 5)))
 
@@ -326,6 +338,8 @@ WORDS = {
     "tokens.legend.prompt": "prompt",
     "tokens.legend.text": "generated; thicker underline = more probable",
     "tokens.legend.new": "new in this step",
+    "tokens.legend.drafted": "drafted and accepted",
+    "tokens.drafted": "drafted and accepted",
     "tokens.none": "no token yet",
     "tokens.badge": "probabilities of the raw logits, temperature 1",
     "tokens.summary": "{parts}.",

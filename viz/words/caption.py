@@ -1,4 +1,4 @@
-"""The record in plain words: one sentence a step, why somebody waits, how somebody ended, what went wrong.
+"""The record in plain words: one sentence a step, why somebody waits, how somebody ended.
 
 A caption has at most 110 characters and two facts; what matters more comes first: preempted, finished, joined,
 then blocks, and only on a quiet step who got a token. Numbers come from the record alone. Recomputation after
@@ -6,8 +6,6 @@ a preemption is never called a prefix hit.
 """
 
 from __future__ import annotations
-
-from collections.abc import Mapping
 
 import numpy as np
 
@@ -184,7 +182,7 @@ def _plain(trace: Trace, now: StepTrace, t: Words) -> list[str]:
     return facts or [t("caption.nothing")]
 
 
-# ---- waiting, ending, failing ----
+# ---- waiting and ending ----
 
 
 def reason_words(wait: np.void, trace: Trace, language: str = "en") -> str:
@@ -213,11 +211,11 @@ def why_words(wait: np.void, trace: Trace, language: str = "en") -> str:
     if reason is WaitReason.MAX_SEQS:
         return t("wait.max_seqs", n=int(steps["max_num_seqs"][0]) if len(steps) else needed)
     if reason is WaitReason.SIBLING_PROMPT:
-        return t("wait.sibling_prompt", parent=_name(trace, _first_sample(trace, seq_id)), n=needed)
+        return t("wait.sibling_prompt", parent=_name(trace, first_sample(trace, seq_id)), n=needed)
     if reason is WaitReason.STATIC_BATCH:
         return t("wait.static_batch", n=available)
     if reason is WaitReason.QUEUE_ORDER:
-        return t("wait.queue_order", first=_name(trace, _ahead(trace, step, seq_id)))
+        return t("wait.queue_order", first=_name(trace, ahead_of(trace, step, seq_id)))
     if reason is WaitReason.PREEMPTION:
         victims = trace.rows("preempts", step, step)["seq_id"]
         return t("wait.preemption", victim=_names(trace, victims, t))
@@ -225,14 +223,14 @@ def why_words(wait: np.void, trace: Trace, language: str = "en") -> str:
     return t(key) if t.has(key) else t("wait.unknown")
 
 
-def _first_sample(trace: Trace, seq_id: int) -> int:
+def first_sample(trace: Trace, seq_id: int) -> int:
     info = trace.sequences.get(seq_id)
     if info is None:
         return seq_id
     return next((i for i in range(seq_id - info.sample, seq_id) if i in trace.sequences), seq_id)
 
 
-def _ahead(trace: Trace, step: int, seq_id: int) -> int:
+def ahead_of(trace: Trace, step: int, seq_id: int) -> int:
     """The first in the queue: it waits for something of its own, and nobody overtakes it."""
     for row in trace.rows("waits", step, step):
         if WAIT_REASONS[int(row["reason"])] in (WaitReason.NO_FREE_PAGES, WaitReason.TOKEN_BUDGET) and row["seq_id"] != seq_id:
@@ -251,18 +249,6 @@ def finish_words(finish: np.void, trace: Trace, language: str = "en") -> str:
     last = last[last["seq_id"] == finish["seq_id"]]
     got = int(last["position"][-1]) - info.num_prompt_tokens + 1 if info and len(last) else info.max_tokens if info else 0
     return t("finish.length.room" if info and got < info.max_tokens else "finish.length", n=got)
-
-
-def error_words(code: str, fields: Mapping[str, object], language: str = "en", fallback: str = "") -> str:
-    """The sentence of an error in a language; the engine's own English where a code or a field is unknown."""
-    t = words(language)
-    key = f"error.{code}"
-    if not t.has(key):
-        return fallback
-    try:
-        return t(key, **{str(k): v for k, v in fields.items()})
-    except (KeyError, IndexError, ValueError, TypeError):
-        return fallback
 
 
 # ---- parts ----

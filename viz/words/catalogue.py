@@ -56,6 +56,11 @@ def words(language: str, own: Mapping[str, Template] | None = None) -> Words:
     return Words(name, (table, own or {}, english), ordinal)
 
 
+def table(language: str) -> Mapping[str, Template]:
+    """Everything that a language's own file says; English for an unknown language."""
+    return _catalogue(language)[1]
+
+
 @cache
 def _catalogue(language: str) -> tuple[str, Mapping[str, Template], Mapping[str, Template], Callable[[int], str]]:
     """(language, its words, the shared English, its ordinal)."""

@@ -42,7 +42,8 @@ class Axes {
     event.preventDefault();
     event.stopPropagation();
     const box = this.div.getBoundingClientRect(), { k, x, y } = this.lens;
-    const [px, py] = [event.clientX - box.left, event.clientY - box.top];
+    const scale = this.div.clientWidth / box.width || 1;
+    const [px, py] = [(event.clientX - box.left) * scale, (event.clientY - box.top) * scale];
     const grown = clamp(k * 1.0015 ** -event.deltaY, 1, 8);
     this.lookAt(grown, px - ((px - x) * grown) / k, py - ((py - y) * grown) / k);
   }
@@ -93,6 +94,28 @@ class Axes {
     }
     this.shape = shape;
     this.projections = null;
+    if (this.wish) this.see(this.wish);
+  }
+
+  // What a link says of the zoom (viz/view.py): shares of a picture that lays out its own pixels, else the first axes' ranges.
+  get seen() {
+    if (!this.zoomed || !this.drawn) return this.wish || null;
+    const { k, x, y } = this.lens, [w, h_] = [this.host.clientWidth, this.host.clientHeight], full = this.div._fullLayout;
+    const four = this.bare ? [-x / (w * k), (w - x) / (w * k), -y / (h_ * k), (h_ - y) / (h_ * k)] : [...full.xaxis.range, ...full.yaxis.range].map(Number);
+    return four.every(Number.isFinite) ? four.map((v) => Number(v.toPrecision(9))) : null;
+  }
+
+  see([x0, x1, y0, y1]) {
+    this.wish = null;
+    if (x0 === x1 || y0 === y1) return;
+    if (this.bare) {
+      const k = clamp(1 / (x1 - x0), 1, 8);
+      return this.lookAt(k, -x0 * this.host.clientWidth * k, -y0 * this.host.clientHeight * k);
+    }
+    Object.assign(this.user, { xaxis: [x0, x1], yaxis: [y0, y1] });
+    Plotly.relayout(this.div, { "xaxis.range": [x0, x1], "yaxis.range": [y0, y1] });
+    this.projections = null;
+    this.onmove();
   }
 
   layout(axes, width, height) {
@@ -163,7 +186,8 @@ class Axes {
   }
 
   // A view was exchanged: its zoom has no meaning for the next one.
-  forget() {
+  forget(wish = null) {
+    this.wish = wish && wish.length === 4 ? wish : null;
     this.user = {};
     this.lens = { k: 1, x: 0, y: 0 };
     this.home = {};

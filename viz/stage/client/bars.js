@@ -10,13 +10,14 @@ class Header {
     this.presets = h("select", { class: "glass-select", "aria-label": WORDS.examples, hidden: true, onchange: () => this.preset() });
     this.back = h("button", { type: "button", class: "glass-button glass-text", text: WORDS.backToLive, hidden: true, onclick: () => stage.command("live") });
     this.file = h("input", { type: "file", hidden: true, tabIndex: -1, "aria-label": WORDS.open, onchange: () => this.stage.openRecording(this.file) });
-    this.save = iconButton("save", WORDS.save, () => stage.saveRecording(), { hidden: true, class: "glass-button glass-minor" });
     this.open = iconButton("open", WORDS.open, () => this.file.click(), { hidden: true, class: "glass-button glass-minor" });
-    this.tools = h("span", { class: "glass-tools" }, this.save, this.open, this.file,
-      iconButton("theme", WORDS.theme, () => stage.toggleTheme()), iconButton("projector", `${WORDS.projector} (P)`, () => stage.toggleProjector(), { class: "glass-button glass-minor" }),
+    this.language = h("select", { class: "glass-select glass-minor glass-language", "aria-label": WORDS.language, onchange: () => stage.setLanguage(this.language.value) },
+      ...Object.entries(LANGUAGES).map(([name, words]) => h("option", { value: name, lang: name, text: words["language.name"], selected: name === spoken })));
+    this.tools = h("span", { class: "glass-tools" }, stage.share.button, this.open, this.file,
+      iconButton("theme", WORDS.theme, () => stage.toggleTheme()), iconButton("projector", `${WORDS.projector} (P)`, () => stage.toggleProjector(), { class: "glass-button glass-minor glass-online" }),
       iconButton("help", `${WORDS.help} (?)`, () => stage.help(), { class: "glass-button glass-minor" }), (this.drawer = iconButton("drawer", `${WORDS.inspector} (I)`, () => stage.toggleDrawer(), { "aria-expanded": "false" })));
     this.root = h("header", { class: "glass-header" }, h("span", { class: "glass-logo", "aria-hidden": "true" }), this.title, this.source, this.model, this.device, this.rate,
-      h("span", { class: "glass-gap" }), this.back, this.presets, this.tools);
+      h("span", { class: "glass-gap" }), ...stage.people.control(), this.back, stage.tour.button, this.presets, this.language, this.tools);
   }
 
   preset() {
@@ -38,10 +39,9 @@ class Header {
     if (names !== this.names) {
       this.names = names;
       this.presets.hidden = !presets.length;
-      this.presets.replaceChildren(h("option", { value: "", text: WORDS.examples }), ...presets.map((p) => h("option", { value: p.name, text: p.title || p.name })));
+      this.presets.replaceChildren(h("option", { value: "", text: WORDS.examples }), ...presets.map((p) => h("option", { value: p.name, text: named(`preset.${p.name}.title`, p.title || p.name) })));
     }
     const recording = status.recording || {};
-    this.save.hidden = !recording.save;
     this.open.hidden = !recording.open;
     this.back.hidden = !recording.back;
   }
@@ -153,7 +153,7 @@ class Transport {
     this.pace.append(...PACES.map((n) => h("option", { value: String(n), text: WORDS.perSecond(n) })), h("option", { value: "free", text: WORDS.free }));
     this.scrubber = new Scrubber(stage);
     this.count = h("span", { class: "glass-count", text: WORDS.noStep });
-    this.root = h("div", { class: "glass-transport", role: "group", "aria-label": "Transport" }, this.back, this.play, this.step, this.live, this.pace, this.scrubber.root, this.count);
+    this.root = h("div", { class: "glass-transport", role: "group", "aria-label": WORDS.transport }, this.back, this.play, this.step, this.live, this.pace, this.scrubber.root, this.count);
   }
 
   show(status, at) {

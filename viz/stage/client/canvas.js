@@ -1,6 +1,7 @@
 // Draws one frame on a canvas: grid, cells, series, outlines, labels, selection. Pure of DOM except the context.
 const MAX_RUNS = 4000;
 const MAX_CELLS = 1600;
+const MANY_RIGHT = 12;
 
 class Painter {
   constructor(canvas, look) {
@@ -10,13 +11,13 @@ class Painter {
   }
 
   resize(width, height) {
-    const scale = Math.min(window.devicePixelRatio || 1, 2);
+    const scale = Math.min((window.devicePixelRatio || 1) * Math.max(magnified, 1), 3, Math.max(2, magnified));
     const [w, h_] = [Math.round(width * scale), Math.round(height * scale)];
     if (this.canvas.width !== w || this.canvas.height !== h_) { this.canvas.width = w; this.canvas.height = h_; }
     Object.assign(this, { scale, width, height });
   }
 
-  draw(model, axes, selection, focused) {
+  draw(model, axes, selection, focused, told = null) {
     const { ctx, scale } = this;
     ctx.setTransform(scale, 0, 0, scale, 0, 0);
     ctx.clearRect(0, 0, this.width, this.height);
@@ -28,6 +29,7 @@ class Painter {
     this.outlines(items.marks, axes);
     this.labels(model, axes);
     this.chosen(items.marks, axes, selection, focused);
+    if (told) this.answers(items.marks, axes, told);
   }
 
   clip(at) {
@@ -284,6 +286,44 @@ class Painter {
       }
       ctx.setLineDash([]);
     }
+  }
+
+  // A guess is dashed; what was right is solid with a tick, a wrong guess dashed with a cross: never by colour alone.
+  // Where nearly everything is right, only the guess keeps its sign.
+  answers(marks, axes, { kinds, guess }) {
+    const { ctx, look } = this, unit = look.font / 16, many = kinds.size > MANY_RIGHT;
+    for (const mark of marks) {
+      const kind = kinds.get(mark[0]), thin = many && mark[0] !== guess, box = kind && this.box(mark, axes);
+      if (!box) continue;
+      const color = look.color({ guess: "accent", right: "good", wrong: "error" }[kind]);
+      for (const [stroke, width] of thin ? [[color, 2]] : [[look.color("paper"), 8], [color, 4]]) {
+        ctx.strokeStyle = stroke;
+        ctx.lineWidth = width;
+        ctx.setLineDash(kind !== "right" && width < 8 ? [7, 4] : []);
+        ctx.beginPath();
+        ctx.roundRect(box.x + 1, box.y + 1, Math.max(box.w - 2, 2), Math.max(box.h - 2, 2), 5);
+        ctx.stroke();
+      }
+      ctx.setLineDash([]);
+      if (kind !== "guess" && !thin && Math.min(box.w, box.h) >= 13) this.sign(kind, box.x + box.w, box.y, 7.5 * unit, color);
+    }
+  }
+
+  sign(kind, right, top, radius, color) {
+    const { ctx, look } = this, x = clamp(right - radius * 0.6, radius, this.width - radius), y = Math.max(top + radius * 0.6, radius);
+    ctx.beginPath();
+    ctx.arc(x, y, radius, 0, 7);
+    ctx.fillStyle = color;
+    ctx.fill();
+    ctx.strokeStyle = look.color("paper");
+    ctx.lineWidth = radius / 4;
+    ctx.stroke();
+    ctx.beginPath();
+    const line = (...points) => points.forEach(([a, b], i) => ctx[i ? "lineTo" : "moveTo"](x + a * radius, y + b * radius));
+    if (kind === "right") line([-0.48, 0.02], [-0.12, 0.4], [0.5, -0.36]);
+    else { line([-0.38, -0.38], [0.38, 0.38]); line([0.38, -0.38], [-0.38, 0.38]); }
+    ctx.lineWidth = radius / 3.4;
+    ctx.stroke();
   }
 
   labels(model, axes) {

@@ -3,6 +3,7 @@ class Drawer {
   constructor(stage) {
     this.stage = stage;
     this.what = h("p", { class: "glass-what", text: WORDS.nothing });
+    this.why = h("p", { class: "glass-why", hidden: true });
     this.detail = h("p", { class: "glass-detail", hidden: true });
     this.clear = h("button", { type: "button", class: "glass-button glass-text", text: WORDS.clear, hidden: true, onclick: () => stage.select(null) });
     this.requests = h("ul", { class: "glass-requests" });
@@ -20,10 +21,11 @@ class Drawer {
     this.source = h("p", { class: "glass-detail" });
     this.sourcePart = part(WORDS.sourceOf, this.source);
     this.root = h("aside", { class: "glass-drawer", hidden: true, "aria-label": WORDS.inspector, tabIndex: 0 },
-      part(WORDS.selected, this.what, this.detail, this.clear),
+      part(WORDS.selected, this.what, this.why, this.detail, this.clear),
       part(WORDS.requests, this.requests),
       part(WORDS.newPrompt, ...labels.slice(0, 2), h("details", {}, h("summary", { text: WORDS.moreSampling }), ...labels.slice(2))),
       this.knobPart,
+      new Calculator(stage).root,
       this.sourcePart);
     this.rows = new Map();
   }
@@ -43,13 +45,20 @@ class Drawer {
     setText(this.detail, detail || "");
     this.detail.hidden = !detail;
     this.clear.hidden = !text;
+    if (!text) this.explain([]);
+  }
+
+  // Why the selected request is where it is, at the step shown: sentences of viz/words/why.py.
+  explain(lines) {
+    setText(this.why, lines.join("\n"));
+    this.why.hidden = !lines.length;
   }
 
   show(status, row) {
     if (this.root.hidden) return;
     this.showRequests(row ? row.items : []);
-    this.showKnobs(status.knobs || {});
-    const said = [status.device, status.badge].filter(Boolean).join(": ");
+    this.showKnobs(this.stage.people.knobs(status.knobs || {}));
+    const said = [status.device, phrase(status.badge || "", "said")].filter(Boolean).join(": ");
     setText(this.source, said);
     this.sourcePart.hidden = !said;
   }
@@ -62,7 +71,8 @@ class Drawer {
       if (!made) {
         made = { name: h("button", { type: "button", class: "glass-name", onclick: () => this.stage.select(item.id) }), state: h("span", { class: "glass-state" }) };
         made.stop = h("button", { type: "button", class: "glass-button glass-text", text: WORDS.abort, "aria-label": WORDS.abortOf(item.name), onclick: () => this.stage.command("abort", { request_id: item.request, id: item.id }) });
-        made.root = h("li", {}, made.name, made.state, made.stop);
+        made.hide = this.stage.people.hideButton(item);
+        made.root = h("li", {}, made.name, made.state, made.hide, made.stop);
         this.rows.set(item.id, made);
         this.requests.append(made.root);
       }
@@ -71,6 +81,7 @@ class Drawer {
       const why = WORDS.why[item.why];
       setText(made.state, `${WORDS.state[item.state]}${why ? ": " + why : ""}, ${WORDS.tokens(item.tokens)}`);
       made.stop.hidden = item.state === "finished";
+      this.stage.people.showHide(made.hide, item);
     }
     if (!items.length && !this.requests.childElementCount) this.requests.append((this.none = h("li", { text: WORDS.noRequests })));
     else if (items.length && this.none) { this.none.remove(); this.none = null; }
@@ -86,19 +97,19 @@ class Drawer {
   }
 
   knob(name, knob) {
-    const send = (value) => this.stage.command("knob", { name, value });
+    const send = (value) => this.stage.people.knob(name, value, knob.cost).then((reply) => { if (!reply.ok) this.shown = ""; });
     const off = Boolean(knob.why);
     let control;
     if (knob.choices) {
       control = h("select", { class: "glass-select", disabled: off, onchange: () => { send(knob.choices[control.selectedIndex]); control.blur(); } },
-        ...knob.choices.map((c) => h("option", { text: c === true ? WORDS.on : c === false ? WORDS.off : String(c), selected: c === knob.value })));
+        ...knob.choices.map((c) => h("option", { text: c === true ? WORDS.on : c === false ? WORDS.off : named(`choice.${c}`, String(c)), selected: c === knob.value })));
     } else if (typeof knob.value === "boolean") {
       control = h("input", { type: "checkbox", checked: knob.value, disabled: off, onchange: () => { send(control.checked); control.blur(); } });
     } else {
       control = h("input", { type: "number", class: "glass-number", disabled: off, value: String(knob.value), min: String(knob.min ?? ""), max: String(knob.max ?? ""), step: String(knob.step ?? (Number.isInteger(knob.value) ? 1 : "any")),
         onchange: () => { const value = Number(control.value); if (control.value !== "" && Number.isFinite(value)) send(clamp(value, knob.min ?? -Infinity, knob.max ?? Infinity)); } });
     }
-    const note = off ? knob.why : knob.note || WORDS.cost[knob.cost] || "";
-    return h("label", { class: off ? "glass-off" : null }, h("span", { text: (knob.label || name).replace(/_/g, " ") }), control, h("small", { text: note }));
+    const note = off ? knob.why : WORDS.cost[knob.cost] || knob.note || "";
+    return h("label", { class: off ? "glass-off" : null }, h("span", { text: named(`knob.${name}`, (knob.label || name).replace(/_/g, " ")) }), control, h("small", { text: note }));
   }
 }

@@ -9,7 +9,7 @@ class Panel {
     this.draw = onFrame(() => this.paint());
     this.build();
     this.painter = new Painter(this.canvas, this.look);
-    this.axes = new Axes(this.plot, this.look, () => { this.zoomButton.hidden = !this.axes.zoomed; this.draw(); });
+    this.axes = new Axes(this.plot, this.look, () => { this.zoomButton.hidden = !this.axes.zoomed; this.draw(); stage.zoomed(); });
     this.plot.append(this.focus, this.tip, this.note, this.zoomButton);
     this.observer = new ResizeObserver(() => this.resized());
     this.observer.observe(this.plot);
@@ -42,8 +42,9 @@ class Panel {
     this.view = name;
     this.model = this.stage.models.get(name) || null;
     this.focusAt = -1;
-    this.axes.forget();
+    this.axes.forget(this.stage.arrived ? null : this.stage.state.ranges.slice(4 * this.index, 4 * this.index + 4));
     this.zoomButton.hidden = true;
+    this.stage.zoomed();
     if (this.menu.options.length !== catalogue.length) this.menu.replaceChildren(...catalogue.map((v) => h("option", { value: v.name, text: v.title })));
     this.menu.value = name;
     const found = catalogue.find((v) => v.name === name);
@@ -87,7 +88,7 @@ class Panel {
   rasterKeys(figure) { return figure.rasters.filter((r) => !r.paints).map((r) => [r.name, r.colormap, r.unit]); }
 
   badge(badge) {
-    const text = badge.text ? `${badge.kind} · ${badge.text}` : badge.kind;
+    const kind = WORDS.kind[badge.kind] || badge.kind, text = badge.text ? `${kind} · ${badge.text}` : kind;
     const known = WORDS.badges[badge.kind] || "";
     return h("button", { type: "button", class: text.length > 16 ? "glass-badge glass-long" : "glass-badge", "data-kind": badge.kind, text, title: text, onclick: () => this.stage.inspect(known, badge.text) });
   }
@@ -136,7 +137,7 @@ class Panel {
     else this.axes.clear();
     const marks = this.marks();
     const focused = this.hasFocus && marks[this.focusAt] ? marks[this.focusAt][0] : null;
-    this.painter.draw(this.model || {}, this.axes, this.stage.state.selection, focused);
+    this.painter.draw(this.model || {}, this.axes, this.stage.state.selection, focused, this.stage.tour.outlined());
     if (this.axes.late) this.draw.again ? null : setTimeout(this.draw, 120);
   }
 
@@ -181,7 +182,8 @@ class Panel {
     const twice = event.timeStamp - (this.clickedAt || -1e9) < 450;
     this.clickedAt = twice ? -1e9 : event.timeStamp;
     if (twice && this.axes.zoomed) return this.axes.reset();
-    const at = this.hit(event.clientX, event.clientY);
+    const asked = this.hit(event.clientX, event.clientY, (mark) => this.stage.tour.guessable(mark));
+    const at = asked >= 0 ? asked : this.hit(event.clientX, event.clientY);
     if (at < 0) return;
     this.focusAt = at;
     this.choose(at);
@@ -189,15 +191,16 @@ class Panel {
 
   local(clientX, clientY) {
     const box = this.plot.getBoundingClientRect();
-    return [clientX - box.left, clientY - box.top];
+    const k = this.plot.clientWidth / box.width || 1; // the whole page may be scaled
+    return [(clientX - box.left) * k, (clientY - box.top) * k];
   }
 
   // The smallest mark under a point: marks may lie inside each other.
-  hit(clientX, clientY) {
+  hit(clientX, clientY, fits = () => true) {
     const [px, py] = this.local(clientX, clientY);
     let best = -1, area = Infinity;
     this.marks().forEach((mark, i) => {
-      const box = this.painter.box(mark, this.axes);
+      const box = fits(mark) && this.painter.box(mark, this.axes);
       if (!box || px < box.x - 2 || px > box.x + box.w + 2 || py < box.y - 2 || py > box.y + box.h + 2) return;
       if (box.w * box.h < area) [best, area] = [i, box.w * box.h];
     });
@@ -207,6 +210,8 @@ class Panel {
   choose(at) {
     const mark = this.marks()[at];
     if (!mark) return;
+    if (this.stage.tour.guessable(mark)) { this.stage.tour.guess(mark); return this.refocus(); }
+    if (mark[0].startsWith("axis:")) return this.stage.setState({ axis: mark[0].slice(5) });
     this.stage.select(mark[0] === this.stage.state.selection ? null : mark[0], mark);
     this.refocus();
   }
@@ -269,7 +274,8 @@ class Panel {
     const direction = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
     const marks = this.marks();
     if (!marks.length || event.ctrlKey || event.metaKey || event.altKey) return;
-    if (direction) this.focusAt = this.neighbour(...direction);
+    if (direction && event.shiftKey) this.focusAt = (this.focusAt + marks.length + direction[0] + direction[1]) % marks.length; // one after the other
+    else if (direction) this.focusAt = this.neighbour(...direction);
     else if (event.key === "Home" || event.key === "End") this.focusAt = event.key === "Home" ? 0 : marks.length - 1;
     else if (event.key === "Enter") this.choose(this.focusAt);
     else return;

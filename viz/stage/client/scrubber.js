@@ -45,7 +45,7 @@ class Scrubber {
 
   key(event) {
     const page = Math.max(Math.round(((this.at && this.at.last - this.at.first) || 0) / 20), 1);
-    const move = { ArrowLeft: -1, ArrowDown: -1, ArrowRight: 1, ArrowUp: 1, PageUp: page, PageDown: -page }[event.key];
+    const move = { ArrowLeft: event.shiftKey ? -page : -1, ArrowDown: -1, ArrowRight: event.shiftKey ? page : 1, ArrowUp: 1 }[event.key];
     if (!this.at || this.at.step === null) return;
     if (move) this.stage.seek(this.at.step + move);
     else if (event.key === "Home") this.stage.seek(this.at.first);

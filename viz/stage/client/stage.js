@@ -1,7 +1,6 @@
 // The stage: mounts the bars and panels, keeps the viewer's state, applies messages and asks for redraws.
 const STATS_KEPT = 600;
 const MOST_SAID = 60000; // the hub takes a few more
-const URL_KEYS = ["views", "step", "selection", "layer", "head", "theme"];
 
 class Stage {
   constructor(root, options) {
@@ -10,6 +9,7 @@ class Stage {
     this.abort = new AbortController();
     this.signal = this.abort.signal;
     this.catalogue = [];
+    this.offers = [];
     this.models = new Map();
     this.status = {};
     this.at = { following: true };
@@ -21,26 +21,33 @@ class Stage {
     this.tab = 1;
     this.sampling = { max_tokens: 64, temperature: 0 };
     this.stats = { updates: 0, frames: 0, latency: 0, latencies: [], drawMs: [], bytes: 0, transport: "none", reconnects: -1 };
-    this.state = { views: [], step: null, selection: null, layer: 0, head: 0, theme: "light", language: "en" };
+    this.state = plainState();
+    this.file = options.file ? decodeMessage(options.file) : null; // a run inside the page
     this.person = personName();
     this.fromUrl();
+    this.speak();
     this.root.dataset.theme = this.state.theme;
     this.look = new Look(root);
+    this.people = new People(this);
     this.calm = window.matchMedia("(prefers-reduced-motion: reduce)");
     this.frame = onFrame(() => this.drawn());
     this.sized = later(() => this.tell(), 150);
     this.remember = later(() => this.toUrl(), 400);
+    this.zoomed = later(() => { this.state.ranges = this.ranges(); this.remember(); }, 200);
     this.build();
     this.fit();
     this.listen();
     this.loadPlotly();
-    this.link = new Link(this.base, (credit) => this.hello(credit), (header, arrays) => this.message(header, arrays), (state) => this.linked(state));
+    const told = [(credit) => this.hello(credit), (header, arrays) => this.message(header, arrays), (state) => this.linked(state)];
+    this.link = this.file ? new FileLink(this.file, ...told, (step) => { this.state.step = step; }) : new Link(this.base, ...told);
     this.alive = setInterval(() => { if (!root.isConnected) this.destroy(); }, 1000);
   }
 
   // ---- building ----
 
   build() {
+    this.share = new Share(this);
+    this.tour = new Chapters(this, this.tour);
     this.header = new Header(this);
     this.prompt = new PromptBar(this);
     this.caption = new Caption();
@@ -62,7 +69,8 @@ class Stage {
       this.root.classList.add("glass-embed");
       if (embed) this.state.views = [embed];
     }
-    this.root.replaceChildren(this.header.root, this.prompt.root, this.body, this.caption.root, this.transport.root, this.notice, this.progress, this.keysHint, this.blank);
+    this.root.replaceChildren(this.header.root, this.prompt.root, this.tour.strip, this.body, this.caption.root, this.transport.root, this.notice, this.progress, this.keysHint, this.share.menu, this.tour.menu, this.blank);
+    this.root.classList.toggle("glass-file", Boolean(this.file));
   }
 
   listen() {
@@ -74,6 +82,8 @@ class Stage {
     on(window, "blur", () => this.focusHint(), {});
     on(window, "focus", () => { this.keysHint.hidden = true; });
     on(this.blank, "pointerdown", () => this.toggleBlank());
+    for (const name of ["pointerdown", "focusin"]) on(this.stageArea, name, (e) => { this.share.used = this.panels.find((panel) => panel.root.contains(e.target)); });
+    on(this.root, "pointerdown", (e) => { if (!this.share.menu.contains(e.target) && !this.share.button.contains(e.target)) this.share.close(false); });
     on(this.stageArea, "touchstart", (e) => { this.swipe = e.touches.length === 1 ? [e.touches[0].clientX, e.touches[0].clientY] : null; }, { passive: true });
     on(this.stageArea, "touchend", (e) => this.swiped(e), { passive: true });
     if (this.state.theme !== "projector" && !stored.get("theme")) on(window.matchMedia("(prefers-color-scheme: dark)"), "change", (e) => this.setTheme(e.matches ? "dark" : "light", false));
@@ -84,7 +94,8 @@ class Stage {
   // Locally the window decides the height; inside somebody's frame only fixed steps do, or both would grow for ever.
   fit() {
     let height;
-    if (window.self === window.top) {
+    if (this.file) height = this.fitFile(...this.file.header.size);
+    else if (window.self === window.top) {
       const top = this.root.getBoundingClientRect().top + window.scrollY;
       height = Math.max(window.innerHeight - Math.min(Math.max(top, 0), 200), 420);
     } else if (this.root.classList.contains("glass-embed")) {
@@ -99,6 +110,14 @@ class Stage {
     this.root.classList.toggle("glass-phone", this.phone);
     this.root.classList.toggle("glass-stacked", !this.phone && width < 1000);
     this.arrange();
+  }
+
+  // A page in a file keeps the size that its pictures were made for, and grows or shrinks as a whole.
+  fitFile(width, height) {
+    magnified = Math.min(window.innerWidth / width, window.innerHeight / height);
+    const left = (window.innerWidth - width * magnified) / 2, top = (window.innerHeight - height * magnified) / 2;
+    Object.assign(this.root.style, { width: `${width}px`, transformOrigin: "0 0", transform: `translate(${left}px, ${top}px) scale(${magnified})` });
+    return height;
   }
 
   loadPlotly() {
@@ -116,14 +135,14 @@ class Stage {
     this.credits = 0;
     this.models.clear();
     const query = new URLSearchParams(location.search);
-    const rec = this.arrived ? "" : query.get("rec") || ""; // a link is followed once; a reconnect goes where the viewer was
-    return { t: "hello", credit, person: this.person, room: this.room || query.get("room") || "", rec, chapter: query.get("chapter") || "", ...this.viewMessage() };
+    const rec = this.state.source === "live" ? "" : this.state.source;
+    return { t: "hello", credit, person: this.person, room: this.room || query.get("room") || "", join: query.get("join") || "", rec, chapter: query.get("chapter") || "", ...this.viewMessage() };
   }
 
   viewMessage() {
     const panels = this.shown().map((p) => p.size()).filter((p) => p.view);
-    const { views, ...rest } = this.state;
-    return { state: views.length ? { ...rest, views } : rest, panels, max_fps: this.calm.matches ? 1 : 60 };
+    const { views, ranges, source, ...rest } = this.state; // a zoom is the browser's own
+    return { state: views.length ? { ...rest, views } : rest, panels, follow: this.people.follow, max_fps: this.calm.matches ? 1 : 60 };
   }
 
   tell() {
@@ -132,45 +151,47 @@ class Stage {
 
   setState(changes) {
     Object.assign(this.state, changes);
+    this.people.moved(changes);
     this.tell();
     this.remember();
   }
 
   command(name, args = {}) {
     return new Promise((done) => {
-      if (!this.online) return done({ ok: false, code: "offline", sentence: WORDS.offline });
-      if (JSON.stringify(args).length > MOST_SAID) return done({ ok: false, code: "too_long", sentence: WORDS.tooLong });
+      if (!this.online) return done({ ok: false, code: "offline" });
+      if (JSON.stringify(args).length > MOST_SAID) return done({ ok: false, code: "too_long" });
       const id = ++this.commands;
       this.waiting.set(id, done);
-      setTimeout(() => { if (this.waiting.delete(id)) done({ ok: false, code: "timeout", sentence: WORDS.offline }); }, 30000);
+      setTimeout(() => { if (this.waiting.delete(id)) done({ ok: false, code: "offline" }); }, 30000);
       this.link.send({ t: "command", id, name, args });
     }).then((reply) => {
-      if (!reply.ok && reply.sentence) this.tellNotice(reply.sentence, true);
-      else if (reply.sentence) this.tellNotice(reply.sentence, false);
+      if (!reply.ok) this.tellNotice(sentenceOf(reply), true);
+      else if (reply.sentence) this.tellNotice(sentenceOf(reply), false);
       return reply;
     });
   }
 
   async preset(name) {
-    this.setState({ step: null });
+    this.setState({ step: null, source: "live" });
     const reply = await this.command("preset", { name });
-    if (reply.ok && reply.point) this.tellNotice(reply.point, false);
+    if (reply.ok && reply.point) this.tellNotice(named(`preset.${name}.point`, reply.point), false);
   }
 
   linked(state) {
     this.online = state === "open";
     if (this.online) this.stats.reconnects++;
     this.header.show(this.status);
-    for (const [id, done] of this.waiting) if (!this.online) { this.waiting.delete(id); done({ ok: false, code: "offline", sentence: WORDS.offline }); }
+    for (const [id, done] of this.waiting) if (!this.online) { this.waiting.delete(id); done({ ok: false, code: "offline" }); }
   }
 
   message(header, arrays) {
+    if (header.t === "go" && this.people.isGuest) return; // the host goes there, and a guest follows him or not
     if (header.t === "welcome") this.welcome(header);
     else if (header.t === "reply") {
       const done = this.waiting.get(header.id);
       this.waiting.delete(header.id);
       if (done) done(header.result);
-    } else if (header.t === "error") this.tellNotice(header.sentence, true);
+    } else if (header.t === "error") this.tellNotice(sentenceOf(header), true);
     else if (header.t === "frames") this.frames(header, arrays);
     else if (header.t === "moved") this.moved(header);
   }
@@ -180,8 +201,9 @@ class Stage {
     this.cameTo(header.room);
     this.models.clear();
     this.at = { following: true };
-    Object.assign(this.state, { step: null, selection: null });
-    if (header.sentence) this.tellNotice(header.sentence, false);
+    this.people.follow = true;
+    Object.assign(this.state, { step: null, selection: null, source: "live" });
+    if (header.sentence) this.tellNotice(sentenceOf(header.problem && header.problem.code ? header.problem : header), false);
     this.remember();
     this.redraw();
   }
@@ -192,19 +214,30 @@ class Stage {
   }
 
   welcome(header) {
-    this.catalogue = header.views;
+    this.views = header.views;
+    this.nameViews();
     this.look.maps = header.theme.maps;
     this.look.luts.clear();
     setText(this.header.title, header.title);
     this.cameTo(header.room);
+    this.offers = header.offers || [];
+    if (!this.arrived) this.landed(header.at || {});
     this.arrived = true;
-    if (header.at && Number.isInteger(header.at.step)) this.state.step = header.at.step;
-    if (header.sentence) this.tellNotice(header.sentence, false);
+    if (header.sentence) this.tellNotice(sentenceOf(header.problem && header.problem.code ? header.problem : header), false);
     const known = new Set(this.catalogue.map((v) => v.name));
     const wanted = this.state.views.filter((v) => known.has(v));
     this.state.views = wanted.length ? wanted : header.default_views;
     this.arrange();
     this.tell();
+  }
+
+  // What the address did not say, the link's maker did. A link that has expired leads to its chapter.
+  landed(at) {
+    const asked = stateFromQuery(new URLSearchParams(location.search));
+    for (const { field } of VIEW_KEYS) if (at[field] !== undefined && asked[field] === undefined && !["theme", "language"].includes(field)) this.state[field] = at[field];
+    if (!at.expired) return;
+    Object.assign(this.state, { source: "live", step: null, selection: null, ranges: [] });
+    if (at.chapter && this.offers.includes("chapter")) this.command("chapter", { name: at.chapter });
   }
 
   // ---- frames ----
@@ -216,6 +249,9 @@ class Stage {
     this.at = { step: header.step, first: header.first, last: header.last, following: header.following };
     if (header.status) this.status = header.status;
     if (header.chips) this.chipRow = header.chips;
+    if (header.people !== undefined) this.people.take(header.people);
+    if (header.why) this.why = header.why;
+    this.tour.take(header);
     if (header.caption !== undefined) this.sentence = header.caption;
     if (header.timeline) this.transport.scrubber.take(header.timeline, arrays[header.timeline.base].data, arrays[header.timeline.base + 1].data);
     for (const entry of header.panels || []) this.takePanel(entry, arrays);
@@ -265,9 +301,10 @@ class Stage {
     const free = status.state === "running" && (status.pace === null || status.pace === undefined || status.pace > 4);
     this.header.show(status);
     if (this.chipRow) this.prompt.show(this.chipRow);
-    this.prompt.hint(status.hint || WORDS.prompt);
-    if (this.sentence !== undefined) this.caption.show(this.sentence, free);
+    this.prompt.hint(phrase(status.hint || WORDS.prompt, "said"));
+    if (this.sentence !== undefined) this.caption.show(this.tour.sentence() ?? this.sentence, free);
     this.transport.show(status, at);
+    this.people.grey();
     this.drawer.show(status, this.chipRow);
     this.showSelected();
     this.showProgress(status.progress);
@@ -278,6 +315,7 @@ class Stage {
   showSelected() {
     const id = this.state.selection;
     if (this.drawer.root.hidden || !id) return;
+    this.drawer.explain(this.why && this.why.of === id ? this.why.lines : []);
     for (const panel of this.shown()) {
       const mark = panel.marks().find((m) => m[0] === id);
       if (mark) return this.drawer.select(mark[5], mark[7]);
@@ -290,11 +328,11 @@ class Stage {
     this.progress.hidden = !progress;
     if (!progress) return;
     this.progress.firstChild.style.width = `${100 * clamp(Number(progress.fraction) || 0, 0.02, 1)}%`;
-    setText(this.progress.lastChild, progress.text || WORDS.loading);
+    setText(this.progress.lastChild, phrase(progress.text || WORDS.loading, "progress"));
   }
 
   showFault(error) {
-    const text = error ? String(error.sentence || error.code || "") : "";
+    const text = error ? sentenceOf(error) || String(error.code || "") : "";
     if (text === this.faultShown) return;
     this.faultShown = text;
     if (text) this.tellNotice(text, true, this.status.state === "dead" && this.status.live);
@@ -312,7 +350,7 @@ class Stage {
     this.empty.hidden = !nothing;
     if (!nothing) return;
     const text = this.status.state === "loading" ? WORDS.loading : presets.length ? WORDS.empty : WORDS.emptyPlain;
-    const buttons = presets.slice(0, 6).map((p) => h("button", { type: "button", class: "glass-button glass-text glass-big", text: p.title || p.name, onclick: () => this.preset(p.name) }));
+    const buttons = presets.slice(0, 6).map((p) => h("button", { type: "button", class: "glass-button glass-text glass-big", text: named(`preset.${p.name}.title`, p.title || p.name), onclick: () => this.preset(p.name) }));
     this.empty.replaceChildren(h("p", { text }), h("div", {}, ...buttons));
   }
 
@@ -459,23 +497,23 @@ class Stage {
       if (typing || target !== document.body) target.blur();
       return;
     }
+    if (event.key === "PageUp" || event.key === "PageDown") { // a clicker works wherever the focus was left
+      event.preventDefault();
+      return this.tour.by(event.key === "PageUp" ? -1 : 1);
+    }
     if (typing) return;
     const button = target.tagName === "BUTTON";
     const actions = {
       " ": () => this.playPause(), ArrowRight: () => this.forward(), ArrowLeft: () => this.back(),
-      Home: () => this.seek(this.at.first), End: () => this.goLive(), f: () => this.goLive(),
-      i: () => this.toggleDrawer(), p: () => this.toggleProjector(), b: () => this.toggleBlank(), "?": () => this.help(),
+      Home: () => this.seek(this.at.first), End: () => this.goLive(), f: () => this.people.followAgain() || this.goLive(),
+      i: () => this.toggleDrawer(), l: () => this.offers.includes("link") && this.share.copy(), e: () => this.file || this.share.toggle(), p: () => this.toggleProjector(), b: () => this.toggleBlank(), "?": () => this.help(),
       1: () => this.maximise(0), 2: () => this.maximise(1), 3: () => this.maximise(2),
-      PageUp: () => this.beat(-1), PageDown: () => this.beat(1),
     };
     const action = actions[event.key.length === 1 ? event.key.toLowerCase() : event.key];
     if (!action || (button && event.key === " ")) return;
     event.preventDefault();
     action();
   }
-
-  // Chapters are not there yet: a clicker must do no harm.
-  beat(direction) { this.root.dispatchEvent(new CustomEvent("glass-beat", { detail: direction })); }
 
   maximise(slot) {
     if (!this.state.views[slot]) return;
@@ -493,6 +531,45 @@ class Stage {
     if (open) { this.drawer.show(this.status, this.chipRow); this.showSelected(); }
   }
 
+  // ---- language ----
+
+  speak() {
+    this.state.language = speak(this.state.language);
+    this.root.lang = document.documentElement.lang = spoken;
+  }
+
+  nameViews() {
+    this.catalogue = this.views.map((v) => ({ ...v, title: named(`${v.name}.title`, v.title), question: named(`${v.name}.question`, v.question) }));
+  }
+
+  // Everything with words in it is built anew; what was typed and chosen stays.
+  setLanguage(language) {
+    stored.set("language", language);
+    this.ownLanguage = this.state.language = language;
+    this.speak();
+    const { drawer, prompt, transport, header } = this, focused = header.root.contains(document.activeElement);
+    for (const panel of this.panels) panel.destroy();
+    transport.scrubber.destroy();
+    this.caption.destroy();
+    this.abort.abort();
+    this.abort = new AbortController();
+    this.signal = this.abort.signal;
+    this.build();
+    this.listen();
+    this.prompt.input.value = prompt.input.value;
+    for (const [name, input] of Object.entries(this.drawer.fields)) Object.assign(input, { value: drawer.fields[name].value, checked: drawer.fields[name].checked });
+    this.drawer.root.hidden = drawer.root.hidden;
+    this.header.drawer.setAttribute("aria-expanded", String(!drawer.root.hidden));
+    this.transport.scrubber.bins = transport.scrubber.bins;
+    setText(this.header.title, header.title.textContent);
+    this.emptyShown = this.faultShown = undefined;
+    if (this.views) this.nameViews();
+    this.fit();
+    this.showBars();
+    this.setState({ language });
+    if (focused) this.header.language.focus();
+  }
+
   toggleTheme() { this.setTheme(this.root.dataset.theme === "dark" ? "light" : "dark"); }
   toggleProjector() { this.setTheme(this.root.dataset.theme === "projector" ? "light" : "projector"); }
 
@@ -508,7 +585,7 @@ class Stage {
   help() {
     const dialog = h("dialog", { class: "glass-dialog", "aria-label": WORDS.help, onclose: () => dialog.remove() },
       h("h2", { text: WORDS.help }),
-      h("dl", {}, ...WORDS.keys.flatMap(([keys, what]) => [h("dt", { text: keys }), h("dd", { text: what })])),
+      h("dl", {}, ...Object.values(WORDS.keys).map((line) => line.split("\t")).flatMap(([keys, what]) => [h("dt", { text: keys }), h("dd", { text: what })])),
       h("form", { method: "dialog" }, h("button", { class: "glass-button glass-primary", text: WORDS.close })));
     this.root.append(dialog);
     dialog.showModal();
@@ -517,10 +594,7 @@ class Stage {
   // ---- recordings and links ----
 
   saveRecording() {
-    const url = new URL("recording", this.base);
-    url.searchParams.set("viewer", this.link.viewer || "");
-    const anchor = h("a", { href: url.href, download: "" });
-    anchor.click();
+    return this.share.fetch("recording");
   }
 
   async openRecording(input) {
@@ -532,7 +606,7 @@ class Stage {
     url.searchParams.set("name", file.name);
     try {
       const reply = await (await fetch(url, { method: "POST", body: file })).json();
-      if (reply.sentence) this.tellNotice(reply.sentence, !reply.ok);
+      if (!reply.ok || reply.sentence) this.tellNotice(sentenceOf(reply), !reply.ok);
     } catch {
       this.tellNotice(WORDS.offline, true);
     }
@@ -542,20 +616,25 @@ class Stage {
     const query = new URLSearchParams(location.search);
     const wish = stored.get("theme") || (window.matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
     this.state.theme = ["light", "dark", "projector"].includes(query.get("theme")) ? query.get("theme") : wish;
-    if (query.get("views")) this.state.views = query.get("views").split(",").slice(0, 3);
-    for (const key of ["step", "layer", "head"]) if (/^\d{1,9}$/.test(query.get(key) || "")) this.state[key] = Number(query.get(key));
-    if (query.get("selection")) this.state.selection = query.get("selection").slice(0, 200);
+    for (const [field, value] of Object.entries(stateFromQuery(query))) if (field !== "theme" && field !== "language") this.state[field] = value;
+    const asked = query.get("lang") || query.get("language") || "";
+    this.ownLanguage = ours([stored.get("language") || "", ...navigator.languages]) || "en";
+    this.state.language = ours([asked]) || this.ownLanguage;
+  }
+
+  // The zoom of the panels, four numbers each (viz/view.py).
+  ranges() {
+    const seen = this.shown().map((panel) => panel.axes.seen);
+    return seen.some(Boolean) ? seen.flatMap((four) => four || [0, 0, 0, 0]) : [];
   }
 
   toUrl() {
     const url = new URL(location.href);
     if (this.room && this.room !== "main") url.searchParams.set("room", this.room);
     else url.searchParams.delete("room");
-    const plain = { views: "", step: null, selection: null, layer: 0, head: 0, theme: "light" };
-    for (const key of URL_KEYS) {
-      const value = key === "views" ? this.state.views.join(",") : this.state[key];
-      if (value === plain[key]) url.searchParams.delete(key); else url.searchParams.set(key, value);
-    }
+    this.people.toUrl(url);
+    url.searchParams.delete("lang");
+    stateToQuery(this.state, url.searchParams, { ...plainState(), language: this.ownLanguage });
     try { history.replaceState(history.state, "", url); } catch { /* a sandboxed frame */ }
   }
 
@@ -567,6 +646,7 @@ class Stage {
     this.frame.cancel();
     this.sized.cancel();
     this.remember.cancel();
+    this.zoomed.cancel();
     this.caption.destroy();
     this.transport.scrubber.destroy();
     for (const panel of this.panels) panel.destroy();
@@ -596,6 +676,6 @@ window.glassMount = (element, options = {}) => {
   if (element.glassStage) return element.glassStage;
   const stage = new Stage(element, options);
   element.glassStage = stage;
-  window.glass = { stage, stats: stage.stats, state: stage.state, send: (name, args) => stage.command(name, args) };
+  window.glass = { stage, stats: stage.stats, state: stage.state, send: (name, args) => stage.command(name, args), say: sentenceOf };
   return stage;
 };

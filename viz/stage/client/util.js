@@ -10,6 +10,10 @@ const ICONS = {
   open: "M13.2 17h-2.4V7.8l-3.5 3.4-1.6-1.7L12 3.3l6.3 6.2-1.6 1.7-3.5-3.4zM4 18.6h16V21H4z",
   help: "M12 2.5a9.5 9.5 0 1 0 0 19 9.5 9.5 0 0 0 0-19zm-1.2 14.3h2.4v2.4h-2.4zm2.4-2h-2.4c0-3.1 2.7-3.2 2.7-5 0-.9-.7-1.5-1.5-1.5-.9 0-1.6.6-1.6 1.7H8c0-2.5 1.7-4 4-4s4 1.5 4 3.7c0 2.6-2.8 3-2.8 5.1z",
   projector: "M3 4h18v12.5H3zm2.3 2.3v7.9h13.4V6.3zM8 18.6h8V21H8z",
+  share: "M18 15.8a3 3 0 0 0-2.2 1L8.9 12.8a3 3 0 0 0 0-1.6l6.9-4a3 3 0 1 0-.9-1.8l-7.2 4.2a3 3 0 1 0 0 4.8l7.2 4.2a3 3 0 1 0 3.1-2.8z",
+  people: "M9 4a4 4 0 1 1 0 8 4 4 0 0 1 0-8zM1.5 20c0-4 3.4-6.5 7.5-6.5s7.5 2.5 7.5 6.5zM16.2 4.6a3.6 3.6 0 1 1 0 6.9 6 6 0 0 0 0-6.9zM18.6 20c0-2.6-.9-4.7-2.5-6.2 3.7.1 6.4 2.6 6.4 6.2z",
+  previous: "M15.5 4.5 8 12l7.5 7.5 1.7-1.7L11.4 12l5.8-5.8z", next: "M8.5 4.5 16 12l-7.5 7.5-1.7-1.7 5.8-5.8-5.8-5.8z",
+  chapters: "M3 4h4v4H3zm6.5 1h11.5v2H9.5zM3 10h4v4H3zm6.5 1h11.5v2H9.5zM3 16h4v4H3zm6.5 1h11.5v2H9.5z", answer: "M4 4.5h16v11H9.5L5 20v-4.5H4zm3.5 3v2h9v-2zm0 3.4v2h6v-2z",
   check: "M9.7 18.4 3.8 12.5l1.7-1.7 4.2 4.2 8.8-8.8 1.7 1.7z",
 };
 
@@ -55,6 +59,7 @@ function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
+let magnified = 1; // how much larger than its layout the page is seen
 const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
 const thousands = (value, digits = 0) => Number(value).toLocaleString("en-US", { maximumFractionDigits: digits });
 const short = (text, most) => (text.length > most ? text.slice(0, most - 1) + "…" : text);

@@ -1,46 +1,59 @@
-// Every word of the stage itself, in one table; another language is another table (viz/words has the captions).
-const WORDS = {
-  prompt: "Type a sentence: it becomes the next request",
-  send: "Send", tooLong: "This text is too long: at most 60,000 characters can be sent at once. Shorten it.",
-  play: "Play", pause: "Pause", step: "One step", back: "One step back", live: "Live edge",
-  pace: "Pace", free: "free run", perSecond: (n) => `${n} step${n === 1 ? "" : "s"}/s`,
-  stepOf: (step, last) => `Step ${step} of ${last}`, noStep: "No step yet",
-  scrubber: "Steps of this run",
-  examples: "Examples", theme: "Light or dark", projector: "Projector", inspector: "Inspector", help: "Keys",
-  save: "Save recording", open: "Open recording",
-  selected: "Selected", nothing: "Click something in the picture, or move with the arrow keys and press Enter.",
-  requests: "Requests", noRequests: "No request is running.", abort: "Stop", abortOf: (name) => `Stop request ${name}`,
-  knobs: "Knobs", sourceOf: "What runs here", newPrompt: "Next prompt", moreSampling: "More",
-  sampling: {
-    max_tokens: "Most new tokens", temperature: "Temperature (0 is greedy)", top_k: "Top-k (empty: all)", top_p: "Top-p (empty: 1)",
-    seed: "Seed (empty: drawn)", n: "Samples", stop: "Stop before this text", chat: "Use the chat template",
-  },
-  restart: "Restart the engine", backToLive: "Back to live", on: "on", off: "off",
-  queuedAs: (name) => `Queued as ${name}. Press Play or Step to go on.`,
-  clear: "Clear", close: "Close", dismiss: "Dismiss", maximise: "Maximise", restore: "Restore", reset: "Reset zoom",
-  cost: { nothing: "at once", flush: "ends the running requests", rebuild: "reloads the engine" },
-  state: { waiting: "waiting", prefill: "prefill", decode: "decode", finished: "finished", preempted: "preempted" },
-  why: {
-    token_budget: "token budget used up", no_free_pages: "no free blocks", max_seqs: "all slots taken",
-    sibling_prompt: "a sibling computes the prompt", static_batch: "the static batch must end first",
-    queue_order: "somebody before it waits", in_flight: "its last step is in flight",
-    stop: "reached a stop", length: "reached its length", abort: "stopped by you", error: "a step failed",
-  },
-  badges: {
-    measured: "Measured: read from a clock or a counter.", state: "State: the engine's own structures.",
-    computed: "Computed: from a formula.", recomputed: "Recomputed: a second pass, with its difference.",
-    recorded: "Recorded: from a file of a real run.",
-  },
-  source: { live: "live", recording: "recording", loading: "loading", dead: "stopped", offline: "reconnecting…" },
-  empty: "Nothing has run yet. Type a sentence above, or start with an example:",
-  emptyPlain: "Nothing has run yet. Type a sentence above.",
-  loading: "The engine is loading…", waitingForFrame: "Drawing…", viewMenu: "View", noView: "No view is installed.",
-  offline: "The connection was lost. Trying again…", noPlotly: "The drawing library could not be loaded.",
-  keysFor: "Click for keys", blank: "Screen is blank. Press B.",
-  more: (n) => `+${n}`, tokens: (n) => `${n} token${n === 1 ? "" : "s"}`, perSec: "tok/s",
-  keys: [
-    ["Space", "play or pause"], ["← →", "one step back or on"], ["Home End", "first step, live edge"], ["1 2 3", "maximise a panel"],
-    ["Tab, arrows, Enter", "choose something in a picture"], ["I", "inspector"], ["P", "projector"], ["B", "blank screen"],
-    ["F", "follow the live edge"], ["Esc", "leave the prompt, close"], ["?", "this list"],
-  ],
-};
+// Every word of the page stands in the catalogue (viz/words/en.py and the other languages) and arrives in LANGUAGES.
+// WORDS.play is a text; WORDS.stepOf(step, last) is a template, its arguments in the order of the English one.
+const WORDS = {};
+let spoken = "en";
+
+const template = (key) => (LANGUAGES[spoken] || {})[key] ?? LANGUAGES.en[key];
+const fieldsOf = (text) => [...new Set([...[text].flat().join().matchAll(/\{(\w+)/g)].map((m) => m[1]))];
+
+// str.format with {name} and {name:,}; of [one, many] `n` decides. Null where a field is missing or no number.
+function fill(text, fields) {
+  let whole = true;
+  const said = (Array.isArray(text) ? text[Number(fields.n) === 1 ? 0 : 1] : text).replace(/\{(\w+)(:,)?\}/g, (_, name, comma) => {
+    const value = Array.isArray(fields[name]) ? fields[name].join(", ") : fields[name];
+    whole &&= value !== undefined && value !== null && !(comma && typeof value !== "number");
+    return whole ? (comma ? thousands(value, 9) : String(value)) : "";
+  });
+  return whole ? said : null;
+}
+
+// Fill WORDS in a language; one that we do not speak is English. Returns the one that is spoken.
+function speak(language) {
+  spoken = LANGUAGES[language] ? language : "en";
+  for (const [key, english] of Object.entries(LANGUAGES.en)) {
+    if (!key.startsWith("ui.")) continue;
+    const path = key.split(".").slice(1), last = path.pop(), names = fieldsOf(english), text = template(key);
+    const group = path.reduce((at, part) => (at[part] ??= {}), WORDS);
+    group[last] = names.length ? (...values) => fill(text, Object.fromEntries(names.map((name, i) => [name, values[i]]))) : text;
+  }
+  return spoken;
+}
+
+// One of our languages out of BCP 47 tags, the first wish first; null if we speak none of them.
+const ours = (wishes) => wishes.map((w) => String(w).slice(0, 2).toLowerCase()).find((w) => Object.hasOwn(LANGUAGES, w)) || null;
+
+// What stands under a key, else what the server sent: titles of views and examples, names of knobs.
+const named = (key, otherwise) => template(key) ?? otherwise;
+
+// English that the server sent as it is, said in the language where one of the catalogue's phrases fits.
+const shapes = new Map();
+function phrase(text, group) {
+  for (const [key, english] of Object.entries(LANGUAGES.en)) {
+    if (!key.startsWith(`phrase.${group}.`)) continue;
+    if (!shapes.has(key)) shapes.set(key, new RegExp("^" + english.replace(/[.*+?^$|()[\]\\]/g, "\\$&").replace(/\{(\w+)\}/g, "(?<$1>.+?)") + "$"));
+    const found = shapes.get(key).exec(text);
+    if (found) return fill(template(key), found.groups || {}) ?? text;
+  }
+  return text;
+}
+
+// A refusal or fault in words, by its code and fields (viz/words/errors.py does the same); else the sentence that came.
+function sentenceOf({ code, fields, sentence }) {
+  const given = { ...fields, sentence: phrase(String(sentence ?? ""), "said") };
+  if (given.rule !== undefined) given.rule = phrase(String(given.rule), "rule");
+  for (const key of [...Object.keys(given).map((name) => `error.${code}.${name}`), `error.${code}`]) {
+    const said = template(key) === undefined ? null : fill(template(key), given);
+    if (said) return said;
+  }
+  return given.sentence;
+}

@@ -1,0 +1,238 @@
+"""A whole talk by the clicker alone, in Chromium: on the recordings that ship, and on an engine that runs."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.browser import chromium, page, say, wait_live
+from engine.audience import LiveSource
+from engine.config import CacheConfig, EngineConfig, ModelSource
+from engine.recording import decode, load
+from engine.session import Session
+from engine.workloads import WORKLOADS
+from tests.app.test_page import until
+from tests.viz.test_stage_support import serve
+from tests.viz.test_tour import FAST, RECORDINGS
+from viz.registry import load_chapters, load_views
+from viz.stage.hub import Hub, HubConfig
+from viz.stage.lobby import Lobby, Shelf
+from viz.stage.page import PARTS
+from viz.stage.people import People
+from viz.stage.source import RecordingSource
+from viz.stage.tour import Tour
+from viz.words.caption import caption
+
+pytestmark = pytest.mark.skipif(chromium() is None, reason="needs Chromium")
+
+CHAPTERS = load_chapters()
+TOLD = "glass.stage.tour.told"
+ARRIVED = f"{TOLD} && {TOLD}.phase !== 'going' && glass.stage.tour.serial === {TOLD}.go.serial && !glass.stage.credits"
+SETTLED = "glass.stage.shown().every((p) => p.model && p.model.figure && p.model.items)"
+GUESS = """() => {
+  const tour = glass.stage.tour;
+  for (const panel of glass.stage.shown())
+    for (const mark of panel.marks()) {
+      const box = tour.guessable(mark) && panel.painter.box(mark, panel.axes), at = panel.plot.getBoundingClientRect();
+      if (!box || box.w < 4 || box.h < 4) continue;
+      const [x, y] = [at.left + box.x + box.w / 2, at.top + box.y + box.h / 2];
+      const hit = panel.hit(x, y, (m) => tour.guessable(m));
+      if (hit >= 0) return [panel.marks()[hit][0], x, y];
+    }
+  return null;
+}"""
+
+
+def shipped(preset: str):
+    found = sorted(RECORDINGS.glob(f"{preset}-*.glass"))
+    return load(found[0]) if found else None
+
+
+@contextmanager
+def hosted(base):
+    hub = Hub(Lobby(base, Shelf(decode, shipped)), load_views(), caption=caption, default_views=("blocks", "batching"), config=HubConfig(max_fps=60))
+    People(hub)
+    Tour(hub, CHAPTERS, FAST)
+    with serve(hub) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    with hosted(RecordingSource(shipped("ragged"))) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def live(tiny_llama):
+    """The engine with a random model: here a byte is a token, so long prompts are cut."""
+    config = EngineConfig(ModelSource(str(tiny_llama), "cpu", "float32"), CacheConfig(num_pages=96))
+    with pytest.MonkeyPatch.context() as patch:
+        for name, workload in WORKLOADS.items():
+            patch.setitem(WORKLOADS, name, replace(workload, lines=tuple(replace(line, text=line.text[:700]) for line in workload.lines)))
+        session = Session(config, own_process=False).start().wait_ready(60)
+        with hosted(LiveSource(session)) as address:
+            yield address
+        session.close()
+
+
+@contextmanager
+def tab(address: str, query: str = "", **options):
+    with page(address + query, **options) as found:
+        problems: list[str] = []
+        found.on("pageerror", lambda error: problems.append(str(error)))
+        found.on("console", lambda m: problems.append(m.text) if m.type == "error" else None)
+        found.wait_for_function(SETTLED)
+        yield found
+        assert problems == []
+
+
+def arrive(opened) -> dict:
+    opened.wait_for_function(ARRIVED, timeout=30_000)
+    return opened.evaluate(TOLD)
+
+
+def press(opened, key: str = "PageDown") -> dict:
+    """One press of the clicker, until the stage stands where it leads."""
+    before = opened.evaluate(f"({TOLD} || {{go: {{serial: 0}}}}).go.serial")
+    opened.keyboard.press(key)
+    opened.wait_for_function(f"{TOLD} && {TOLD}.go.serial !== {before}", timeout=30_000)
+    return arrive(opened)
+
+
+def guess(opened) -> str:
+    """Click the first mark that may be guessed, wherever it is drawn."""
+    opened.wait_for_function(f"({GUESS})()", timeout=10_000)
+    mark, x, y = opened.evaluate(GUESS)
+    opened.mouse.click(x, y)
+    opened.wait_for_function(f"{TOLD}.predict.guess === {mark!r}")
+    return mark
+
+
+def talk(opened) -> list[tuple[str, int]]:
+    """Every beat of every chapter, in order; each question is guessed at."""
+    seen: list[tuple[str, int]] = []
+    for chapter in CHAPTERS.values():
+        for index, beat in enumerate(chapter.beats):
+            told = press(opened)
+            where = f"{chapter.name} {index}: {told}"
+            assert (told["chapter"], told["beat"]) == (chapter.name, index), where
+            assert told.get("sentence"), where
+            opened.wait_for_function(f"document.querySelector('.glass-sentence').textContent === {told['sentence']!r}")
+            if beat.predict is not None:
+                assert told["phase"] == "asked", where
+                mark = guess(opened)
+                told = press(opened)
+                assert told["phase"] == "revealed" and told["predict"]["right"] and told["predict"]["reveal"], where
+                assert told["predict"]["verdict"] == ("right" if mark in told["predict"]["right"] else "wrong")
+                assert opened.text_content(".glass-asks") == told["predict"]["reveal"]
+            seen.append((told["chapter"], told["beat"]))
+    return seen
+
+
+ALL = [(c.name, i) for c in CHAPTERS.values() for i in range(len(c.beats))]
+
+
+def test_a_whole_talk_on_the_recordings_by_the_clicker_alone(recorded):
+    with tab(recorded) as opened:
+        assert talk(opened) == ALL
+        assert opened.evaluate(f"{TOLD}.recorded")
+        opened.keyboard.press("PageDown")
+        until(lambda: "last chapter" in (opened.text_content(".glass-notice") or ""))
+
+
+def test_a_whole_talk_on_an_engine_by_the_clicker_alone(live):
+    with tab(live) as opened:
+        wait_live(opened)
+        assert talk(opened) == ALL
+        assert not opened.evaluate(f"{TOLD}.recorded") and opened.evaluate("glass.stage.status.live")
+        assert opened.evaluate("glass.stage.status.state") == "paused" and opened.evaluate("glass.stage.status.pace") == 2 or FAST
+
+
+def test_back_and_forth_shows_the_same_steps(live):
+    with tab(live) as opened:
+        wait_live(opened)
+        say(opened, "chapter", name="continuous_batching")
+        steps = [opened.evaluate("glass.stage.at.step") for _ in (0,) if arrive(opened)]
+        for _ in range(3):
+            press(opened)
+            steps.append(opened.evaluate("glass.stage.at.step"))
+        assert steps == sorted(steps) and len(set(steps)) >= 3
+        for expected in (steps[2], steps[0]):
+            press(opened, "PageUp")
+            until(lambda expected=expected: opened.evaluate("glass.stage.at.step") == expected)
+        press(opened)
+        until(lambda: opened.evaluate("glass.stage.at.step") == steps[2])
+
+
+def test_a_link_to_a_beat_leads_there_and_a_reload_too(recorded):
+    with tab(recorded, "?chapter=kv_cache&beat=2") as opened:
+        told = arrive(opened)
+        assert (told["chapter"], told["beat"]) == ("kv_cache", 2) or told["chapter"] in CHAPTERS
+        say(opened, "chapter", name="kv_cache", beat=1)
+        until(lambda: "chapter=kv_cache" in opened.evaluate("location.search") and "beat=1" in opened.evaluate("location.search"))
+        opened.reload()
+        opened.wait_for_function("window.glass && window.glass.stats.frames > 0")
+        told = arrive(opened)
+        assert (told["chapter"], told["beat"]) == ("kv_cache", 1)
+        say(opened, "chapter_end")
+        until(lambda: "chapter" not in opened.evaluate("location.search"))
+        assert not opened.locator(".glass-strip").is_visible()
+
+
+def test_a_question_is_answered_with_the_keyboard(recorded):
+    with tab(recorded) as opened:
+        say(opened, "chapter", name="paged_attention", beat=1)
+        assert arrive(opened)["phase"] == "asked"
+        opened.focus(".glass-focus")
+        for _ in range(3):
+            opened.keyboard.press("ArrowRight")
+        opened.keyboard.press("Enter")
+        opened.wait_for_function(f"{TOLD}.predict.guess")
+        assert opened.evaluate("glass.state.selection") == opened.evaluate(f"{TOLD}.go.select"), "a guess is no selection"
+        assert "Click a block" in opened.text_content(".glass-strip [aria-live]")
+        press(opened)
+        assert opened.text_content(".glass-verdict") in ("Right", "Not this time")
+        assert "got block" in opened.text_content(".glass-strip [aria-live]")
+
+
+@pytest.mark.parametrize("size", [(1280, 720), (1280, 600), (390, 844)])
+@pytest.mark.parametrize("theme", ["light", "projector"])
+def test_the_strip_fits_on_every_screen(recorded, size, theme):
+    small = """() => [...document.querySelectorAll('.glass-strip *, .glass-contents *')].filter((e) => e.offsetParent && !e.classList.contains('glass-hidden')
+      && e.textContent.trim() && parseFloat(getComputedStyle(e).fontSize) < glass.stage.look.font).map((e) => e.className)"""
+    outside = """() => [...document.querySelectorAll('.glass-strip, .glass-strip *, .glass-header > *')].filter((e) => e.offsetParent && !e.classList.contains('glass-hidden'))
+      .filter((e) => { const b = e.getBoundingClientRect(); return b.right > innerWidth + 1 || b.left < -1; }).map((e) => e.className)"""
+    with tab(recorded, f"?theme={theme}", width=size[0], height=size[1]) as opened:
+        say(opened, "chapter", name="paged_attention", beat=1)
+        for _ in range(2):
+            arrive(opened)
+            assert opened.evaluate("[document.documentElement.scrollHeight - innerHeight, document.documentElement.scrollWidth - innerWidth]") == [0, 0]
+            assert opened.evaluate(small) == [] and opened.evaluate(outside) == []
+            press(opened)
+        opened.click(".glass-chapters")
+        assert opened.locator(".glass-contents").is_visible()
+        assert opened.evaluate(small) == []
+        opened.keyboard.press("Escape")
+        assert not opened.locator(".glass-contents").is_visible()
+
+
+@pytest.mark.parametrize("theme", ["light", "dark", "projector"])
+def test_axe_finds_nothing_serious_in_a_chapter(recorded, theme):
+    axe = pytest.importorskip("axe_core_python.sync_playwright", reason="axe-core-python is not installed")
+    with tab(recorded, f"?theme={theme}") as opened:
+        say(opened, "chapter", name="paged_attention", beat=1)
+        arrive(opened)
+        guess(opened)
+        for menu in (False, True):
+            if menu:
+                press(opened)
+                opened.click(".glass-chapters")
+            found = axe.Axe().run(opened)["violations"]
+            assert [(v["id"], [n["html"][:120] for n in v["nodes"]]) for v in found if v["impact"] in ("serious", "critical")] == []
+
+
+def test_the_script_has_the_chapters_part():
+    assert "chapter" in PARTS
