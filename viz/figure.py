@@ -49,7 +49,7 @@ def to_figure(frame: Frame, theme: str = "light", width: int = 1280, height: int
             "text": _title(frame, width / size, size),
             "font": {"size": round(size * 1.4)},
             "x": 0,
-            "y": 1 - 0.75 * size / height,
+            "y": 1 - 1.3 * size / height,
             "xref": "container",
             "yref": "container",
             "yanchor": "top",
@@ -225,7 +225,16 @@ def _hatches(raster: Raster, theme: str, plane: _Plane) -> list[go.Scatter]:
             found.append(go.Scatter(x=x, y=y, mode="markers", marker={"size": 2.6, "color": _rgba(ink, 0.55)}, **look))
         else:
             x, y = plane.values(*_strokes(boxes, both=paint.hatch == "cross"))
-            found.append(go.Scatter(x=x, y=y, mode="lines", line={"width": 1.2, "color": _rgba(ink, 0.45)}, connectgaps=False, **look))
+            found.append(
+                go.Scatter(
+                    x=x,
+                    y=y,
+                    mode="lines",
+                    line={"width": 1.2, "color": _rgba(ink, 0.8 if paint.color == "waste" else 0.45)},
+                    connectgaps=False,
+                    **look,
+                )
+            )
     return found
 
 

@@ -152,7 +152,14 @@ def test_what_cannot_be_opened_or_found_is_said():
     core = make_core(pages=8)
     core.reconfigure(replace(core.config, max_rooms=2))
     open_room(core, "b", num_pages=4)
-    for name, code in (("b", "room_exists"), ("", "bad_room"), ("x" * 81, "bad_room"), ("a\nb", "bad_room"), (3, "bad_room"), ("c", "no_room")):
+    for name, code in (
+        ("b", "room_exists"),
+        ("", "bad_room"),
+        ("x" * 81, "bad_room"),
+        ("a\nb", "bad_room"),
+        (3, "bad_room"),
+        ("c", "no_room"),
+    ):
         with refused(code):
             open_room(core, name, num_pages=4)
     core.open_room("job", scratch=True)  # a job's is no room of the public's
@@ -211,7 +218,9 @@ def test_rooms_that_come_and_go_return_every_page_and_row(seed):
             elif dice < 0.4:
                 core.close_room(room)
             elif dice < 0.45:
-                change = rng.choice((("num_pages", 6), ("num_pages", 10), ("mode", "none"), ("mode", "paged"), ("page_size", rng.choice((4, 8)))))
+                change = rng.choice(
+                    (("num_pages", 6), ("num_pages", 10), ("mode", "none"), ("mode", "paged"), ("page_size", rng.choice((4, 8))))
+                )
                 core.reconfigure(with_knob(core.rooms[room].config, *change), room)
             else:
                 core.step()

@@ -79,7 +79,18 @@ def test_keys_and_buttons_work_once_after_the_language_changed(stage) -> None:  
 def test_the_browser_says_errors_and_phrases_as_the_catalogue_does(stage) -> None:  # noqa: F811
     """Both formatters, on every error with numbers, names, lists and missing fields, in every language."""
     given = {"n": 1, "name": "max_num_seqs", "rule": "a whole number from 1 to 64", "value": "0", "reason": "it is <b>", "file": "a.json"}
-    numbers = ("num_tokens", "limit", "needed", "num_pages", "page_bytes", "free_bytes", "vocab_size", "version", "newest", "num_characters")
+    numbers = (
+        "num_tokens",
+        "limit",
+        "needed",
+        "num_pages",
+        "page_bytes",
+        "free_bytes",
+        "vocab_size",
+        "version",
+        "newest",
+        "num_characters",
+    )
     given |= {name: 1234567 for name in numbers} | {"seconds": 600.0, "what": "x", "supported": ["a", "b"], "wanted": 5, "free": 4}
     cases = []
     for language in load_words():
@@ -88,7 +99,9 @@ def test_the_browser_says_errors_and_phrases_as_the_catalogue_does(stage) -> Non
                 code = key.split(".")[1]
                 sentence = "Step 7 failed: out of memory. Its requests ended; the next prompt can be sent."
                 for some in ({}, given, {k: v for k, v in given.items() if k != "num_tokens"}, {"name": "x", "rule": "at least 1"}):
-                    cases.append((language, {"code": code, "fields": some, "sentence": sentence}, errors.sentence(code, some, sentence, language)))
+                    cases.append(
+                        (language, {"code": code, "fields": some, "sentence": sentence}, errors.sentence(code, some, sentence, language))
+                    )
     with stage() as page:
         for language in load_words():
             page.evaluate(CHOOSE, language)

@@ -38,7 +38,8 @@ SAME = {  # said alike in every language: signs, names, units
     "*": {
         "blocks.entry", "blocks.times", "engine_map.more", "mask.cached.short", "mask.counts.short", "mask.row.short", "mask.rows.short",
         "ui.more", "error.step_failed", "engine_map.clock.schedule", "engine_map.clock.commit", "engine_map.clock.build",
-        "engine_map.clock.run", "engine_map.clock.settle", "engine_map.unit.logits", "ui.chapter.beatOf", "chapter.kv_cache.price", "calc.field.head_dim", "calc.result",
+        "engine_map.clock.run", "engine_map.clock.settle", "engine_map.unit.logits", "ui.chapter.beatOf",
+        "chapter.kv_cache.price", "calc.field.head_dim", "calc.result",
         "kv_cache.kept", "engine_map.summary.done",
     }
 }  # fmt: skip
@@ -146,7 +147,9 @@ def codes() -> Iterator[tuple[str, str]]:
             elif isinstance(node, ast.Dict):
                 found = [v for k, v in zip(node.keys, node.values) if isinstance(k, ast.Constant) and k.value == "code"]
             texts = [a.value for a in found[:3] if isinstance(a, ast.Constant) and isinstance(a.value, str)]
-            yield from ((text, f"{path.name}:{node.lineno}") for text in texts if re.fullmatch(r"[a-z]+(_[a-z]+)*", text) and text != "engine")
+            yield from (
+                (text, f"{path.name}:{node.lineno}") for text in texts if re.fullmatch(r"[a-z]+(_[a-z]+)*", text) and text != "engine"
+            )
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
@@ -204,7 +207,9 @@ def sent(group: str) -> Iterator[str]:
 def test_english_that_the_engine_sends_is_known_by_its_template(group: str) -> None:
     found = set(sent(group))
     assert len(found) > 8
-    for text in found | ({"one of a, b", "1 to 256", "true or false", "at most 4 texts of 1 to 100 characters"} if group == "rule" else set()):
+    for text in found | (
+        {"one of a, b", "1 to 256", "true or false", "at most 4 texts of 1 to 100 characters"} if group == "rule" else set()
+    ):
         assert errors.phrase(text, group, "en") == text
         assert errors.phrase(text, group, "ja") != text, f"add a template for {text!r} under phrase.{group}."
 

@@ -67,7 +67,9 @@ def test_the_shipped_recordings_say_why(file: Path, language: str) -> None:
 def test_an_unknown_request_an_empty_trace_and_a_hostile_name() -> None:
     trace = scenario("busy")
     assert why(trace, 999, 3) == () and why(Trace(), 1, None) == ()
-    odd = {i: SequenceInfo(**{f: getattr(s, f) for f in s.__dataclass_fields__} | {"name": "{x}<b>" * 9}) for i, s in trace.sequences.items()}
+    odd = {
+        i: SequenceInfo(**{f: getattr(s, f) for f in s.__dataclass_fields__} | {"name": "{x}<b>" * 9}) for i, s in trace.sequences.items()
+    }
     tables = {n: getattr(trace, n) for n in ("steps", "works", "tokens", "waits", "finishes", "preempts", "events", "keyframes")}
     for step in trace.steps["step_id"].tolist():
         for seq_id in odd:
@@ -89,7 +91,9 @@ def test_reading_a_prompt_in_chunks_then_decoding_then_ending() -> None:
     run(core)
     trace = trace_of(core)
     assert said(trace, "A", 0) == "A reads its prompt: tokens 1 to 16 of 40."
-    assert said(trace, "A", 2).startswith("A reads its prompt: tokens 33 to 40 of 40. The prompt is complete, and A got its 1st of at most 3 tokens.")
+    assert said(trace, "A", 2).startswith(
+        "A reads its prompt: tokens 33 to 40 of 40. The prompt is complete, and A got its 1st of at most 3 tokens."
+    )
     assert said(trace, "A", 3) == "A is decoding: its 2nd of at most 3 tokens."
     assert said(trace, "A", 4) == "A ended in step 4: it reached its limit of 3 tokens. It gave back 11 blocks."
 
@@ -145,7 +149,9 @@ def test_a_failed_step_is_named() -> None:
 # ---- preempted ----
 
 
-@pytest.mark.parametrize("knobs", [{}, {"run_ahead": 1}, {"prefix_caching": False}, {"chunked_prefill": False}, {"policy": "priority"}], ids=str)
+@pytest.mark.parametrize(
+    "knobs", [{}, {"run_ahead": 1}, {"prefix_caching": False}, {"chunked_prefill": False}, {"policy": "priority"}], ids=str
+)
 def test_a_preemption_gives_the_numbers_that_the_scheduler_had(knobs: dict) -> None:
     """Blocks needed and free are not in the record: they must be what the scheduler saw when it chose the victim."""
     core = make_core(pages=24, page_size=4, max_num_seqs=6, max_num_batched_tokens=32, **knobs)
@@ -242,7 +248,13 @@ def test_waiting_for_blocks_gives_what_it_needs_and_what_is_free() -> None:
     for row in rows:
         text = named(trace, row)
         assert f"it needs {row['needed']} block" in text
-        assert (f"{row['available']} is free" if row["available"] == 1 else f"{row['available']} are free" if row["available"] else "none is free") in text
+        assert (
+            f"{row['available']} is free"
+            if row["available"] == 1
+            else f"{row['available']} are free"
+            if row["available"]
+            else "none is free"
+        ) in text
 
 
 def test_blocks_in_a_row_are_asked_for_where_slabs_are_contiguous() -> None:
@@ -273,7 +285,10 @@ def test_without_chunks_a_prompt_waits_for_a_step_that_takes_it_whole() -> None:
     add(core, 9, 6)
     core.step()
     text = said(trace_of(core), "B", 0)
-    assert text == "B waits: it has 9 tokens to compute, and 6 of this step's 16 are left. Chunked prefill is off, so a prompt is computed in one piece."
+    assert (
+        text
+        == "B waits: it has 9 tokens to compute, and 6 of this step's 16 are left. Chunked prefill is off, so a prompt is computed in one piece."
+    )
 
 
 def test_a_sample_says_how_far_the_prompt_is() -> None:

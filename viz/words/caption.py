@@ -218,6 +218,8 @@ def why_words(wait: np.void, trace: Trace, language: str = "en") -> str:
         return t("wait.queue_order", first=_name(trace, ahead_of(trace, step, seq_id)))
     if reason is WaitReason.PREEMPTION:
         victims = trace.rows("preempts", step, step)["seq_id"]
+        if seq_id in victims:
+            return t("wait.preemption.self")
         return t("wait.preemption", victim=_names(trace, victims, t))
     key = f"wait.{reason.value}" if reason is not None else "wait.unknown"
     return t(key) if t.has(key) else t("wait.unknown")

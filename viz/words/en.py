@@ -62,6 +62,7 @@ WORDS = {
     "wait.static_batch": ("the running batch must end first ({n:,} is left)", "the running batch must end first ({n:,} are left)"),
     "wait.queue_order": "{first} is before it in the queue",
     "wait.preemption": "{victim} just lost its blocks, so nobody joins",
+    "wait.preemption.self": "it just lost its blocks",
     "wait.paused": "the room is paused",
     "wait.in_flight": "its last token is still on the device",
     "wait.unknown": "the scheduler gave it nothing",
@@ -114,7 +115,10 @@ WORDS = {
     "why.wait.no_free_pages.shared": "{who} waits: it needs {blocks} for its {tokens} beside the {shared:,} it would share, {free}.",
     "why.wait.no_free_pages.run": "{who} waits: it may grow to {tokens} and needs {blocks} in a row; the longest free run is {available:,}.",
     "why.wait.no_free_pages.settle": "{who} waits in its slot: it needs {blocks}, {free}; more come back when the step in flight is done.",
-    "why.wait.max_seqs": ("{who} waits: the only batch slot is taken, by {holders}.", "{who} waits: all {n:,} batch slots are taken, by {holders}."),
+    "why.wait.max_seqs": (
+        "{who} waits: the only batch slot is taken, by {holders}.",
+        "{who} waits: all {n:,} batch slots are taken, by {holders}.",
+    ),
     "why.wait.sibling_prompt": "{who} waits: {parent} computes the prompt that they share, {done:,} of {total:,} tokens so far.",
     "why.wait.static_batch": (
         "{who} waits: in static batching the running batch must end first; {n:,} of it is left: {holders}.",

@@ -35,7 +35,9 @@ def why(trace: Trace, seq_id: int, step_id: int | None, language: str = "en", *,
     return (_absent(trace, now, seq_id, t, paused),)
 
 
-def why_selected(trace: Trace, selection: str | None, step_id: int | None, language: str = "en", *, paused: bool = False) -> tuple[str, ...]:
+def why_selected(
+    trace: Trace, selection: str | None, step_id: int | None, language: str = "en", *, paused: bool = False
+) -> tuple[str, ...]:
     """The same for a Mark id that speaks of one request: "seq:3", "token:3:12"; nothing for others."""
     ids = () if (selection or "").startswith("page:") else selected(trace, step_id, selection)
     return why(trace, ids[0], step_id, language, paused=paused) if len(ids) == 1 else ()
