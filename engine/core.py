@@ -21,23 +21,13 @@ from engine.pages import Arena
 from engine.plan import Clocks, Committed, StepError, StepPlan, StepResult
 from engine.probe import NO_PROBE
 from engine.recorder import KEYFRAME_EVERY, Record
-from engine.request import FinishReason, Request, SamplingParams
+from engine.request import FinishReason, Request, SamplingParams, letters
 from engine.rooms import Housing, Room
 from engine.rows import RowSlots
 from engine.runner import ModelRunner, PendingStep
 from engine.sampler import SampleRows, uniform
 from engine.sequence import Sequence, TextStream
 from engine.trace import SequenceInfo, TensorSample
-
-
-def letters(index: int) -> str:
-    """0 → A, 25 → Z, 26 → AA."""
-    text = ""
-    index += 1
-    while index:
-        index, rest = divmod(index - 1, 26)
-        text = chr(ord("A") + rest) + text
-    return text
 
 
 @dataclass

@@ -24,9 +24,11 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping
 
+from engine.compare import COMPARE_S, check_pair, compared
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.errors import EngineError
+from engine.messages import Prompt
 from engine.ops import choose_ops
 from engine.probe import POINTS, Probe
 from engine.recorder import Record
@@ -138,4 +140,10 @@ def check_kernels(core: EngineCore) -> Job:
     return Job(core, "check_kernels", work)
 
 
-JOBS: dict[str, Callable[..., Job]] = {"probe": probe_step, "check_kernels": check_kernels}
+def compare(core: EngineCore, knob: str, values: tuple[str | bool, str | bool], prompts: tuple[Prompt, ...], names: tuple[str, ...]) -> Job:
+    """The same requests in two modes, each in a scratch room; a Comparison goes into the trace."""
+    check_pair(knob, values)
+    return Job(core, "compare", lambda job: compared(job, knob, values, prompts, names), COMPARE_S)
+
+
+JOBS: dict[str, Callable[..., Job]] = {"probe": probe_step, "check_kernels": check_kernels, "compare": compare}

@@ -103,3 +103,13 @@ class Request:
     priority: int = 0
     arrival_us: int = 0
     eos_token_ids: frozenset[int] = frozenset()
+
+
+def letters(index: int) -> str:
+    """The name of a room's request: 0 → A, 25 → Z, 26 → AA."""
+    text = ""
+    index += 1
+    while index:
+        index, rest = divmod(index - 1, 26)
+        text = chr(ord("A") + rest) + text
+    return text

@@ -160,6 +160,66 @@ class KernelReport:
     detail: str = ""
 
 
+COMPARABLE: dict[str, tuple[tuple[str | bool, str | bool], ...]] = {  # knob → pairs of values whose runs can be compared
+    "mode": (("paged", "none"), ("paged", "contiguous")),
+    "batching": (("continuous", "static"),),
+    "chunked_prefill": ((True, False),),
+    "prefix_caching": ((True, False),),
+}
+
+
+class Pass(IntEnum):
+    """What a work of a compared run was."""
+
+    DECODE = 0
+    PREFILL = 1
+    RECOMPUTE = 2  # of tokens that had been computed before
+
+
+@dataclass(frozen=True, slots=True)
+class ModeRun:
+    """One of two compared runs. Steps are numbered from 0, sequences as in Comparison.names.
+
+    Args:
+        value: of the knob.
+        start_us, step_us: when each step began on this run's own engine time, and how long it took.
+        held: blocks held after each step.
+        used: token slots of theirs that hold a token.
+        works: (step, sequence, start, num_tokens, Pass) in step order.
+        tokens: (step, sequence) of each token that was given, in step order.
+        waits: (sequence, first step, last step, code in WAIT_REASONS).
+    """
+
+    value: str | bool
+    start_us: tuple[int, ...]
+    step_us: tuple[int, ...]
+    held: tuple[int, ...]
+    used: tuple[int, ...]
+    works: tuple[tuple[int, int, int, int, int], ...]
+    tokens: tuple[tuple[int, int], ...]
+    waits: tuple[tuple[int, int, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The same requests and seeds run again in two modes, measured one after the other on the engine's device. The knobs
+    are those of the room that asked, but for `knob`; both runs began with an empty cache. `same`: whether a sequence got
+    the same tokens in both."""
+
+    knob: str
+    names: tuple[str, ...]
+    num_prompt_tokens: tuple[int, ...]
+    same: tuple[bool, ...]
+    page_size: int
+    num_pages: int
+    max_num_seqs: int
+    runs: tuple[ModeRun, ModeRun]
+
+    @property
+    def same_tokens(self) -> bool:
+        return all(self.same)
+
+
 @dataclass(frozen=True)
 class StepError:
     """Words for a failed step."""

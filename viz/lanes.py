@@ -12,7 +12,8 @@ from enum import IntEnum
 
 import numpy as np
 
-from engine.trace import Trace
+from engine.plan import WaitReason
+from engine.trace import WAIT_REASONS, Trace
 from viz.select import NOBODY, last_works, prompt_len
 
 STATIC_STEPS = 1000  # static batches are computed from the last 1,000 to 2,000 steps
@@ -202,7 +203,8 @@ def _runs(seqs: np.ndarray, first: int) -> tuple[Run, ...]:
 
 
 def queue(trace: Trace, step: int) -> np.ndarray:
-    """WAIT rows of those that wait without a slot, in the queue's order."""
+    """WAIT rows of those that wait without a slot, in the queue's order. A sample whose prompt is still being read has
+    none either: it gets its slot, and its share of the blocks, when the step that reads the prompt ends."""
     waits = trace.rows("waits", step, step)
     if not len(waits):
         return waits
@@ -213,5 +215,7 @@ def queue(trace: Trace, step: int) -> np.ndarray:
         seq_id = int(row["seq_id"])
         ran = int(last[seq_id]["step_id"]) if seq_id in last else None
         lost = ran is not None and bool(np.any(trace.rows("preempts", ran, step)["seq_id"] == seq_id))
-        keep.append(seq_id not in holders and (ran is None or lost))
+        reason = int(row["reason"])
+        is_sibling = reason < len(WAIT_REASONS) and WAIT_REASONS[reason] is WaitReason.SIBLING_PROMPT
+        keep.append(is_sibling or (seq_id not in holders and (ran is None or lost)))
     return waits[np.array(keep)]

@@ -222,8 +222,9 @@ class Frame:
 class Ask:
     """A question that a stranger must be able to answer from the picture, and its true answer from the record.
 
-    Only tests read asks (the page never shows them). A test checks that an answer is 1 to 20 characters long and
-    that each question has at least two different answers over its moments: else the picture is not needed for it.
+    Only tests read asks (the page never shows them). An answer has 1 to 20 characters, or none where the question has
+    no single answer: readers are not shown such a moment. A test checks that each question has at least two different
+    answers over its moments: else the picture is not needed for it.
     """
 
     question: str
@@ -238,8 +239,8 @@ class View:
     `question` is what the view answers. `figure` draws it, `summary` says it in a sentence or two, at most 2,000
     characters. Neither is ever called on a trace without steps, so `trace.clamp(state.step)` is a step. `words` is the
     view's English: keys that begin with "<name>.", read by `words(state.language, WORDS)` (viz/words/catalogue.py);
-    `title` is English too, a translation has it under "<name>.title". Five `asks`. Menus list views by `order`, then
-    by name.
+    `title` and `question` are English too, a translation has them under "<name>.title" and "<name>.question". Five
+    `asks`. Menus list views by `order`, then by name.
 
     What a figure needs is in viz/layout.py: `Sheet` places texts on pixel axes, so that none meets another or leaves
     the panel (`put`, `axes`), and lays data axes over a box of pixels (`data_axes`); `too_small` says that a panel has

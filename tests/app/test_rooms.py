@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 from websockets.sync.client import connect
 
+from benchmarks.browser import chromium, page
 from engine.audience import Hosting, LiveSource, for_many, rooms_that_fit
 from engine.config import CacheConfig, EngineConfig, ModelSource
 from engine.errors import EngineError
@@ -43,9 +44,10 @@ def session(tiny_llama):
 
 
 @pytest.fixture
-def public(session):
+def public(session, request):
     """(session, source, hub, address) of a public page over that engine; every room is closed afterwards."""
-    source = LiveSource(session, 0.5, Hosting(IDLE, 10 * IDLE))
+    idle = getattr(request, "param", IDLE)
+    source = LiveSource(session, 0.5, Hosting(idle, 10 * idle))
     shelf = Shelf(decode, lambda name: make_trace(40) if name == "ragged" else None)
     hub = Hub(Lobby(source, shelf, public=True), load_views(), caption=caption)
     People(hub, PUBLIC, Times(tick=0.1))
@@ -345,3 +347,57 @@ def test_a_source_without_hosting_has_the_one_room(session):
     assert source.is_open("main") and not source.is_open("other")
     with pytest.raises(EngineError, match="no room"):
         source.viewer_joined("other", "x" * 20)
+
+
+# ---- in the browser ----
+
+
+@pytest.mark.skipif(chromium() is None, reason="needs Chromium")
+@pytest.mark.parametrize("public", [600.0], indirect=True, ids=["patient"])
+def test_a_visitor_opens_a_room_hands_out_a_link_and_his_guest_follows_and_is_removed(public):
+    session, source, hub, address = public
+    with page(address) as host:
+        host.problems, bars = [], heights(host)
+        host.on("pageerror", lambda error: host.problems.append(str(error)))
+        host.locator(".glass-input").fill("hello there")
+        host.keyboard.press("Enter")
+        host.wait_for_function("glass.stage.people.said && glass.stage.people.said.role === 'host'")
+        host.wait_for_function("location.search.includes('join=') && location.search.includes('room=')")
+        assert heights(host) == bars and bars[0] == 36
+        host.get_by_role("button", name="People").click()
+        assert host.locator(".glass-people-dialog").is_visible()
+        link = host.evaluate("glass.stage.people.address(glass.stage.people.said.links.prompt)")
+        host.locator(".glass-people-dialog .glass-primary").click()
+        guest = host.context.browser.new_page(viewport={"width": 1280, "height": 720})
+        guest.on("pageerror", lambda error: host.problems.append(str(error)))
+        guest.goto(link)
+        guest.wait_for_function("glass.stage.people.said && glass.stage.people.said.role === 'guest'")
+        assert guest.locator(".glass-play").is_disabled() and "host" in guest.locator(".glass-play").get_attribute("title")
+        assert guest.locator(".glass-pace").is_disabled() and guest.locator(".glass-input").is_enabled()
+        assert "Following" in guest.locator(".glass-follow").text_content() and heights(guest) == bars
+        host.evaluate("glass.stage.command('pause')")
+        until(lambda: (host.evaluate("glass.stage.at.last") or 0) > 5)
+        host.evaluate("glass.stage.setState({ step: 2, views: ['batching'] }); glass.stage.arrange()")
+        guest.wait_for_function("glass.stage.at.step === 2 && glass.stage.state.views.join() === 'batching'")
+        guest.evaluate("glass.stage.seek(4)")
+        guest.wait_for_function("glass.stage.at.step === 4")
+        until(lambda: "F: follow" in guest.locator(".glass-follow").text_content())
+        host.evaluate("glass.stage.seek(3)")
+        guest.wait_for_timeout(600)
+        assert guest.evaluate("glass.stage.at.step") == 4
+        guest.locator("body").press("f")
+        guest.wait_for_function("glass.stage.at.step === 3")
+        guest.locator(".glass-input").fill("from a guest")
+        guest.locator(".glass-input").press("Enter")
+        guest.wait_for_function("document.querySelector('.glass-notice:not([hidden]) span')?.textContent.includes('the host has paused')")
+        host.reload()
+        host.wait_for_function("glass.stage.people.said && glass.stage.people.said.role === 'host'")
+        host.get_by_role("button", name="People").click()
+        host.locator(".glass-guests").get_by_role("button", name="Remove").click()
+        guest.wait_for_function("glass.stage.intro && document.querySelector('.glass-notice:not([hidden]) span')?.textContent.includes('removed')")
+        guest.wait_for_function("!location.search.includes('join=') && !location.search.includes('room=')")
+        assert host.problems == []
+
+
+def heights(opened) -> list[int]:
+    return opened.evaluate("['.glass-header', '.glass-prompt'].map((s) => Math.round(document.querySelector(s).getBoundingClientRect().height))")

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from engine.config import with_knob
-from engine.core import letters
 from engine.errors import EngineError
-from engine.request import FinishReason, SamplingParams
+from engine.request import FinishReason, SamplingParams, letters
 from engine.store import TraceStore
 from tests.engine.audit import Watch, check_replay, knob, make_lazy_core
 from tests.factories import add, fake_continuation, make_core, piece, prompt_of, run, trace_of

@@ -7,6 +7,7 @@ The answers go elsewhere, OUT_FOLDER-answers/answers.json: {"VIEW-1": [five], â€
 the panel of the real stage in Chromium with title, badges and legend; the caption is left out, since it answers questions.
 
 The moments are the two whose answers differ most; an answer that a reader would guess (0, 1, A, nobody) counts little.
+A moment at which a question has no single answer (an ask says "") is never chosen.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from viz.view import View, ViewState
 
 RECORDINGS = Path(__file__).resolve().parents[2] / "assets" / "recordings"
 SIZE, SHOWN = (1280, 720), (640, 360)
-MOMENTS_A_RECORDING = 24
+MOMENTS_A_RECORDING = 96
 GUESSES = frozenset({"0", "1", "A", "none", "nobody"})
 ONLY_THE_PANEL = """
 .glass-root.glass-embed { grid-template-rows: minmax(0, 1fr) !important; }
@@ -58,14 +59,18 @@ def moments(view: View, traces: dict[Path, Trace]) -> tuple[Moment, Moment]:
     for path, trace in traces.items():
         steps = sorted(set(trace.works["step_id"].tolist()))
         picked = steps[:: max(len(steps) // MOMENTS_A_RECORDING, 1)]
-        found += [Moment(path, step, answers(view, trace, step)) for step in picked]
+        asked = [Moment(path, step, answers(view, trace, step)) for step in picked]
+        found += [moment for moment in asked if all(moment.answers)]
 
     def differ(pair: tuple[Moment, Moment]) -> tuple[float, float]:
         a, b = pair
         unlike = sum(x != y for x, y in zip(a.answers, b.answers))
         return unlike + 0.5 * (a.worth() + b.worth()), -abs(a.worth() - b.worth())
 
-    return max(((a, b) for a, b in combinations(found, 2) if a.recording != b.recording), key=differ)
+    pairs = [(a, b) for a, b in combinations(found, 2) if a.recording != b.recording]
+    if not pairs:
+        raise LookupError(f"{view.name}: no two recordings have a moment at which each of its questions has one answer")
+    return max(pairs, key=differ)
 
 
 def halved(page, picture: bytes) -> bytes:

@@ -278,7 +278,7 @@ def test_pictures_are_downloaded_with_their_words(stage, from_disk, tmp_path):  
     words = "".join(root.itertext())
     assert all(hostile in words for hostile in HOSTILE), "labels, legend and badges"
     assert not [e for e in root.iter() if e.tag.rsplit("}")[-1] in ("script", "foreignObject")]
-    assert not [name for e in root.iter() for name in e.keys() if name.lower().startswith("on")]
+    assert not [name for e in root.iter() for name in e.attrib if name.lower().startswith("on")]
     with from_disk(content, "b.svg") as page:
         assert page.evaluate("window.canary") is None
 

@@ -97,6 +97,7 @@ def test_captions_of_the_shipped_recordings_are_one_short_sentence(file: Path, l
     for step in trace.steps["step_id"].tolist():
         text = caption(trace, step, language)
         assert 0 < len(text) <= MAX_CAPTION and "{" not in text and "\n" not in text
+        assert text_em(text) <= MAX_CAPTION * ADVANCE + 1e-6 and not text.endswith("…"), "it does not fit into its bar"
 
 
 def test_a_caption_in_japanese_reads_as_two_sentences() -> None:

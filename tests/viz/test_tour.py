@@ -16,6 +16,7 @@ from viz.chapter import Beat, Chapter, Predict, TryThis
 from viz.registry import load_chapters
 from viz.stage.hub import Hub, HubConfig, Refused
 from viz.stage.lobby import Lobby, Shelf
+from viz.stage.people import People
 from viz.stage.source import RecordingSource
 from viz.stage.tour import Tour
 from viz.stage.walk import Speed
@@ -87,12 +88,21 @@ def text(key: str = "text", **more) -> Beat:
 
 
 def chapter(*beats: Beat, name: str = "one", order: int = 1) -> Chapter:
-    own = {"title": "One", "question": "Why?", "text": "Step {step}.", "ask": "After {asked}?", "reveal": "It was {step}.", "try": "Turn it."}
+    own = {
+        "title": "One",
+        "question": "Why?",
+        "text": "Step {step}.",
+        "ask": "After {asked}?",
+        "reveal": "It was {step}.",
+        "try": "Turn it.",
+    }
     return Chapter(name, order, "ragged", beats, {f"chapter.{n}.{key}": t for n in ("one", name) for key, t in own.items()})
 
 
 THREE = chapter(
-    text(until=until_step(3), select=lambda trace, step: f"seq:{step}"), text(until=until_step(5), predict=PREDICT), text(until=until_step(9))
+    text(until=until_step(3), select=lambda trace, step: f"seq:{step}"),
+    text(until=until_step(5), predict=PREDICT),
+    text(until=until_step(9)),
 )
 
 
@@ -180,7 +190,13 @@ async def test_a_question_is_asked_and_answered_by_the_next_record_that_decides_
     assert stage.told(viewer)["predict"]["guess"] == "page:7"
     told = await stage.press(viewer)
     found = told["predict"]
-    assert (told["phase"], stage.source.at, found["verdict"], found["right"], found["reveal"]) == ("revealed", 8, "right", ["page:7"], "It was 7.")
+    assert (told["phase"], stage.source.at, found["verdict"], found["right"], found["reveal"]) == (
+        "revealed",
+        8,
+        "right",
+        ["page:7"],
+        "It was 7.",
+    )
     assert found["tally"] == [{"mark": "page:7", "votes": 1, "right": True}]
     told = await stage.press(viewer)
     assert told["beat"] == 2 and told["sentence"] == "Step 9."
@@ -424,6 +440,24 @@ async def test_hostile_arguments_are_harmless():
     for by in (None, "x", 10**9, [1], True):
         await stage.hub.act(viewer, "beat", {"by": by})
         await stage.arrived(viewer)
+
+
+@plays
+async def test_guests_vote_and_only_the_host_turns_the_page():
+    stage = Stage(Engine(), THREE)
+    people = People(stage.hub)
+    host = await stage.enter()
+    await stage.hub.act(host, "people_claim", {})
+    guest = await stage.enter(join=people.part(host)["links"]["watch"])
+    await stage.press(host)
+    await stage.press(host)
+    for name, args in (("beat", {"by": 1}), ("chapter", {"name": "one"}), ("chapter_end", {})):
+        with pytest.raises(Refused, match="Only the host"):
+            await stage.hub.act(guest, name, args)
+    await stage.hub.act(guest, "guess", {"mark": "page:7"})
+    assert stage.told(host)["predict"]["votes"] == 1 and stage.told(host)["phase"] == "asked"
+    await stage.press(host)
+    assert stage.told(guest)["predict"]["verdict"] == "right" and stage.told(host)["predict"]["agreed"] == 1
 
 
 @plays

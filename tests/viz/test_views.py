@@ -69,7 +69,7 @@ def test_on_every_screen_a_frame_keeps_all_rules(view: str, screen: str) -> None
                 state = ViewState(step=step, size=size, theme=theme)
                 frame = render(VIEWS[view], scenario(name), state)
                 check_frame(frame, state)
-                small = theme == "projector" or size[1] < 320 or (view == "engine_map" and size[0] < 420)
+                small = theme == "projector" or size[1] < 320
                 assert frame.marks or small, f"{view} is only a sentence at {size}"
 
 
@@ -132,7 +132,7 @@ def test_each_view_ships_five_asks_with_short_answers(view: str) -> None:
                 if len(trace.step(trace.clamp(step)).works):
                     answer = ask.answer(trace, ViewState(step=step))
                     said = f"{ask.question!r} is answered {answer!r} at step {step} of {name!r}"
-                    assert isinstance(answer, str) and 0 < len(answer) <= 20, f"{said}: a string of 1 to 20 characters is asked for"
+                    assert isinstance(answer, str) and len(answer) <= 20, f"{said}: a string of at most 20 characters is asked for"
 
 
 @pytest.mark.parametrize("view", VIEWS)
@@ -141,7 +141,7 @@ def test_answers_differ_between_moments(view: str) -> None:
     traces = [scenario(n) for n in ("busy", "preempted", "crowded", "long")]
     for ask in VIEWS[view].asks:
         answers = {ask.answer(t, ViewState(step=s)) for t in traces for s in (1, 4, 9) if len(t.rows("works", s, s))}
-        assert len(answers) >= 2, f"{ask.question!r} is answered {answers} at every moment; ask what differs between steps"
+        assert len(answers - {""}) >= 2, f"{ask.question!r} is answered {answers} at every moment; ask what differs between steps"
 
 
 @pytest.mark.parametrize("view", VIEWS)

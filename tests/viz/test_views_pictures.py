@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from engine.trace import Trace
 from tests.factories import add, make_core, prompt_of, run, trace_of
 from tests.viz.scenarios import scenario
+from tests.viz.strangers import moments
 from viz.lanes import queue, static_lanes
 from viz.registry import load_views, load_words
 from viz.select import identity, page_cells
@@ -74,6 +76,29 @@ def test_the_queue_is_said_with_its_reasons() -> None:
         said = texts(render(VIEWS["batching"], trace, ViewState(step=step)))
         for wait in queue(trace, step):
             assert reason_words(wait, trace) in said
+
+
+def test_samples_wait_in_the_queue_while_their_prompt_is_read() -> None:
+    core = make_core(pages=32, max_num_seqs=8)
+    add(core, prompt_of(9, 1), 4, n=3, temperature=0.7, seed=1)
+    core.step()
+    core.step()
+    trace = trace_of(core)
+    said = texts(render(VIEWS["batching"], trace, ViewState(step=0)))
+    assert [trace.name(int(w["seq_id"])) for w in queue(trace, 0)] == ["A·2", "A·3"] and not len(queue(trace, 1))
+    assert said[0] == "waiting" and "A·2 waits: A·1 reads their prompt first (9 tokens)" in said and said.count("idle now") == 7
+    answers = [[ask.answer(trace, ViewState(step=step)) for ask in VIEWS["batching"].asks] for step in (0, 1)]
+    assert answers == [["A·1", "7", "9", "A·2", "1"], ["A·1", "5", "3", "nobody", "0"]]
+
+
+def test_a_frame_shows_which_step_of_the_slots_is_now() -> None:
+    frame = render(VIEWS["batching"], scenario("busy"), ViewState(step=9))
+    box = next(s for s in frame.series if s.name == "shown step")
+    step = next(m for m in frame.marks if m.id == "step:9")
+    axis, width = frame.axes["xaxis2"], ViewState().size[0]
+    low, high = axis["domain"]
+    at = [(low + (high - low) * (x - axis["range"][0]) / (axis["range"][1] - axis["range"][0])) * width for x in (step.x0, step.x1)]
+    assert (box.x.min(), box.x.max()) == (pytest.approx(at[0], abs=1), pytest.approx(at[1], abs=1))
 
 
 def test_a_stay_is_a_mark_of_its_sequence_and_a_step_one_of_its_own() -> None:
@@ -187,7 +212,7 @@ def test_a_shared_block_shows_all_owners_and_their_number() -> None:
     trace = trace_of(core)
     frame = render(VIEWS["blocks"], trace, ViewState())
     shared = [p for p, owners in trace.pool_at(1).owners.items() if len(owners) == 2]
-    assert len(shared) == 3 and texts(frame).count("×2") == 3
+    assert len(shared) == 3 and [text for text in texts(frame) if text.endswith("×2")] == [f"{page} ×2" for page in shared]
     mark = next(m for m in frame.marks if m.id == f"page:{shared[0]}")
     assert "held by A and B" in mark.text and "shared" in mark.detail
 
@@ -231,6 +256,22 @@ def test_the_text_on_the_cards_is_the_requests_text() -> None:
     mono = "".join(label.text for label in render(VIEWS["tokens"], trace, ViewState()).labels if label.mono)
     whole = "".join(trace.token_text(i) for i in prompt) + trace.text_of(1)
     assert mono.replace(" ", "") == whole.replace(" ", "")
+
+
+def test_a_finish_in_this_step_is_told_from_an_earlier_one() -> None:
+    trace = scenario("preempted")
+    row = trace.finishes[0]
+    name, step = trace.name(int(row["seq_id"])), int(row["step_id"])
+    for at, word in ((step, "finished now: "), (step + 1, "finished: ")):
+        state = ViewState(step=at, selection=f"seq:{row['seq_id']}")
+        assert [text for text in texts(render(VIEWS["tokens"], trace, state)) if text.startswith(f"{name}  {word}")]
+
+
+def test_an_excerpt_that_begins_later_than_its_prompt_begins_with_an_ellipsis() -> None:
+    def first(trace: Trace, step: int) -> str:
+        return next(label.text for label in render(VIEWS["tokens"], trace, ViewState(step=step, size=(620, 430))).labels if label.mono)
+
+    assert first(scenario("long"), 150).startswith("…") and not first(scenario("busy"), 2).startswith("…")
 
 
 def test_a_token_mark_carries_its_alternatives() -> None:
@@ -368,6 +409,15 @@ def test_cached_blocks_are_outlined_and_free_ones_grey() -> None:
     assert all(marks[f"page:{page}"].outline is None for page in range(1, 41) if cells.state[page] == 0)
 
 
+def test_the_count_says_what_is_shared_and_what_of_the_free_is_cached() -> None:
+    core = make_core(pages=40)
+    add(core, prompt_of(33, 1), 2)
+    run(core)
+    trace = trace_of(core)
+    said = " ".join(texts(render(VIEWS["blocks"], trace, ViewState())))
+    assert "0 of 40 blocks held, 0 shared; 40 free, 8 of them cached" in said
+
+
 def test_the_stripes_of_a_shared_block_are_its_owners_hues() -> None:
     core = make_core(pages=24)
     add(core, prompt_of(13, 1), 9)
@@ -385,6 +435,18 @@ def test_a_clicked_token_shows_its_likeliest_alternatives() -> None:
     chosen = f"token:{row['seq_id']}:{row['position']}"
     said = " ".join(texts(render(VIEWS["tokens"], trace, ViewState(step=int(row["step_id"]), selection=chosen))))
     assert trace.token_text(int(row["top_ids"][0])).strip() in said and f"{100 * np.exp(row['top_logprobs'][0]):.0f} %" in said
+
+
+def test_readers_are_shown_no_moment_without_one_answer() -> None:
+    works, ask = scenario("busy").works, VIEWS["mask"].asks[1]
+    for step in range(12):
+        counts = works["num_tokens"][works["step_id"] == step]
+        said = ask.answer(scenario("busy"), ViewState(step=step))
+        assert (said == "") == (np.count_nonzero(counts == counts.max()) > 1)
+    plan = moments(VIEWS["mask"], {Path("a"): scenario("busy"), Path("b"): scenario("long")})
+    assert all(all(moment.answers) for moment in plan)
+    with pytest.raises(LookupError, match="one answer"):
+        moments(VIEWS["mask"], {Path("a"): scenario("busy")})
 
 
 def test_drafted_tokens_are_marked_and_the_targets_own_is_not() -> None:

@@ -23,6 +23,7 @@ from viz.stage.source import Source
 from viz.stage.timeline import timeline
 from viz.stage.viewer import Viewer
 from viz.view import Frame, View, ViewState, render
+from viz.words.why import why_selected
 
 Caption = Callable[[Trace, int, str], str]
 Part = Callable[[Viewer], object]  # plain JSON for one viewer, None for nothing
@@ -80,9 +81,8 @@ class Composer:
             add_if_new(viewer, header, name, dumps(part(viewer)))
         arrays: list[np.ndarray] = []
         try:
-            caption, chip_row = await self._texts(room, version, trace, shown, viewer.state)
-            add_if_new(viewer, header, "caption", caption)
-            add_if_new(viewer, header, "chips", chip_row)
+            for name, text in (await self._texts(room, version, trace, shown, viewer.state)).items():
+                add_if_new(viewer, header, name, text)
             await self._add_bins(viewer, room, trace, header, arrays)
         except Exception as error:
             header["fault"] = f"The bars could not be drawn: {type(error).__name__}: {error}"[:400]
@@ -97,18 +97,24 @@ class Composer:
         except Exception:  # the status says what is wrong; an empty trace keeps the page alive
             return Trace()
 
-    async def _texts(self, room: Room, version: object, trace: Trace, step: int | None, state: ViewState) -> tuple[Json, Json]:
-        key = (version, step, state.language, state.selection)
+    async def _texts(self, room: Room, version: object, trace: Trace, step: int | None, state: ViewState) -> dict[str, Json]:
+        paused = room.status.get("state") == "paused" and step == trace.last_step
+        key = (version, step, state.language, state.selection, paused)
         if key not in room.texts:
-            room.texts[key] = await self._at_work(self.make_texts, trace, step, state)
+            room.texts[key] = await self._at_work(self.make_texts, trace, step, state, paused)
             while len(room.texts) > 16:
                 room.texts.popitem(last=False)
         return room.texts[key]
 
-    def make_texts(self, trace: Trace, step: int | None, state: ViewState) -> tuple[Json, Json]:
-        """(caption, chips)."""
+    def make_texts(self, trace: Trace, step: int | None, state: ViewState, paused: bool = False) -> dict[str, Json]:
+        """caption, chips, and why the selected request is where it is."""
         caption = self._caption(trace, step, state.language) if self._caption and step is not None else ""
-        return dumps(str(caption)[:400]), dumps(chips(trace, step, state.selection, self._slots))
+        why = why_selected(trace, state.selection, step, state.language, paused=paused) if state.selection and step is not None else ()
+        return {
+            "caption": dumps(str(caption)[:400]),
+            "chips": dumps(chips(trace, step, state.selection, self._slots)),
+            "why": dumps({"of": state.selection, "lines": list(why)}),
+        }
 
     async def _at_work(self, function: Callable, *args: object) -> object:
         return await asyncio.get_running_loop().run_in_executor(self._workers, function, *args)

@@ -183,9 +183,9 @@ class Film:
         store = _Store()
         shown = []
         for step in steps.tolist():
-            caption, chips = composer.make_texts(trace, step, self.state)
+            texts = composer.make_texts(trace, step, self.state)
             drawn = [draw(view, trace, self.state.with_(step=step, views=(), ranges=(), size=size)) for view, size in self.panels]
-            shown.append([step, store.text(caption), store.text(chips), [store.panel(panel) for panel in drawn]])
+            shown.append([step, store.text(texts["caption"]), store.text(texts["chips"]), [store.panel(panel) for panel in drawn]])
             time.sleep(0)  # an engine on the same interpreter goes first
         facts, bins = timeline(_between(trace, int(steps[0]), int(steps[-1])))
         every = round((int(steps[-1]) - int(steps[0])) / max(len(steps) - 1, 1))

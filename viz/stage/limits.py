@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from viz.stage.hub import Refused
 
-JOBS = ("probe", "check_kernels", "job", "ladder", "bench", "recompute", "open_recording")
+JOBS = ("probe", "check_kernels", "job", "ladder", "bench", "recompute", "compare", "open_recording")
 MAX_KNOWN = 2000  # persons
 MAX_PER_ADDRESS = 40  # pages of a public server open at one client address: a classroom is behind one
 

@@ -1,7 +1,7 @@
 """Plays chapters: where each room is in the talk, what has been asked, who guessed what.
 
-A room has one Talk. Going to a beat runs its workload to its moment (viz/stage/walk.py) and keeps what was found
-there, a Place; going back shows a Place again and runs nothing. A prediction is asked at its beat's place and decided
+A room has one Talk (viz/stage/talk.py). Going to a beat runs its workload to its moment (viz/stage/walk.py) and keeps
+what was found there, a Place; going back shows a Place again and runs nothing. A prediction is asked at its beat's place and decided
 by the next record that decides it. The browser is told which views, step and selection to show (`go`); it is followed
 there until somebody looks elsewhere. Knows nothing of roles: gates of the hub refuse who may not.
 """
@@ -9,15 +9,14 @@ there until somebody looks elsewhere. Knows nothing of roles: gates of the hub r
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
 
-from viz.chapter import Beat, Chapter, Predict, say
+from viz.chapter import Beat, Chapter
 from viz.stage.codec import encode
 from viz.stage.hub import Hub, Refused, failure_of
+from viz.stage.talk import Place, Talk, contents, tell
 from viz.stage.viewer import Viewer
-from viz.stage.walk import NO_ENGINE, Left, Ours, Speed, Walk
+from viz.stage.walk import NO_ENGINE, SLOWLY, Left, Ours, Speed, Walk
 from viz.words.catalogue import words
 
 ENDS = ("preset", "live")  # commands of a person that leave the chapter
@@ -27,68 +26,6 @@ KEPT_S = 30.0  # a talk whose room is empty: a reload comes back within it
 ENGINE_GONE = ("engine_not_ready", "engine_dead", "no_answer")
 
 
-@dataclass
-class Place:
-    """A beat where its moment was found. `step` is that moment (or the run's last step: `missed`), `decided` the step
-    that answered its question."""
-
-    run: str
-    recorded: bool
-    step: int
-    missed: bool = False
-    views: tuple[str, ...] = ()
-    select: str | None = None
-    fields: Mapping[str, object] = field(default_factory=dict)
-    asked: Mapping[str, object] = field(default_factory=dict)
-    decided: int | None = None
-    found: Mapping[str, object] = field(default_factory=dict)
-    right: frozenset[str] = frozenset()
-    unanswered: bool = False  # the run ended before the answer came
-    note: str = ""  # words key of something that must be said beside it
-    guesses: dict[str, str] = field(default_factory=dict)  # person → mark; the latest counts
-
-    @property
-    def end(self) -> int:
-        """Where the next beat is looked for."""
-        return self.step if self.decided is None else self.decided
-
-
-@dataclass
-class Talk:
-    """Where a room is. `phase`: "going", "asked", "revealed", "here"."""
-
-    room: str
-    chapter: Chapter
-    recorded: bool
-    beat: int = 0
-    phase: str = "going"
-    places: dict[tuple[str, int], Place] = field(default_factory=dict)
-    serial: int = 0  # counts what the browsers are told to show
-    views: tuple[str, ...] = ()
-    step: int | None = None
-    select: str | None = None
-    linked: bool = False
-    task: asyncio.Task | None = None
-    walk: Walk | None = None
-
-    @property
-    def now(self) -> Beat:
-        return self.chapter.beats[self.beat]
-
-    @property
-    def place(self) -> Place | None:
-        return self.places.get((self.chapter.name, self.beat))
-
-    def show(self, step: int | None, views: tuple[str, ...], select: str | None) -> None:
-        self.serial += 1
-        self.step, self.views, self.select = step, views, select
-
-    def stop(self) -> None:
-        if self.task is not None and self.task is not asyncio.current_task():
-            self.task.cancel()
-        self.task = self.walk = None
-
-
 class Tour:
     """Every room's Talk, on a hub.
 
@@ -96,7 +33,7 @@ class Tour:
         chapters: name → Chapter, in the order of the talk.
     """
 
-    def __init__(self, hub: Hub, chapters: Mapping[str, Chapter], speed: Speed = Speed()) -> None:
+    def __init__(self, hub: Hub, chapters: Mapping[str, Chapter], speed: Speed = SLOWLY) -> None:
         self._hub, self._chapters, self._speed = hub, dict(chapters), speed
         self._talks: dict[str, Talk] = {}
         hub.handlers |= {"chapter": self._said_chapter, "beat": self._said_beat, "guess": self._said_guess, "chapter_end": self._said_end}
@@ -277,7 +214,7 @@ class Tour:
     async def _arrive(self, talk: Talk) -> None:
         """To the beat where the talk is said to be, over those before it that share its run."""
         target = talk.beat
-        while talk.beat and not _begins(talk.chapter, talk.beat) and (talk.chapter.name, talk.beat - 1) not in talk.places:
+        while talk.beat and not talk.begins_a_run and (talk.chapter.name, talk.beat - 1) not in talk.places:
             talk.beat -= 1
         while True:
             await self._find(talk)
@@ -294,7 +231,7 @@ class Tour:
         talk.phase = "going"
         talk.show(None, views, None)
         self._hub.touch(talk.room)
-        if _begins(talk.chapter, talk.beat):
+        if talk.begins_a_run:
             run = beat.preset or talk.chapter.preset
             begin = await walk.start(run, talk.recorded)
         else:
@@ -304,7 +241,8 @@ class Tour:
         step = await walk.until(beat.until, begin)
         place = Place(run, talk.recorded, walk.trace.last_step or 0, missed=True, views=views, note="ui.chapter.missed")
         if step is not None:
-            place = await asyncio.to_thread(_place, walk.trace, beat, Place(run, talk.recorded, step, views=views))
+            place = Place(run, talk.recorded, step, views=views)
+            await asyncio.to_thread(place.read, walk.trace, beat)
             await self._compare(walk, beat, place)
         talk.places[name, talk.beat] = place
         talk.show(None if step is None else await walk.seek(step), place.views, place.select)
@@ -335,8 +273,7 @@ class Tour:
         if step is None:
             place.unanswered, place.note = True, "ui.chapter.unanswered"
         else:
-            place.right, place.found = await asyncio.to_thread(_answer, walk.trace, predict, place.step, step)
-            place.decided = step
+            await asyncio.to_thread(place.answer, walk.trace, predict, step)
         talk.show(None if step is None else await walk.seek(step), place.views, place.select)
         self._ask(talk)
 
@@ -354,71 +291,16 @@ class Tour:
     # ---- what a browser is told ----
 
     def _contents(self, viewer: Viewer) -> object:
-        found = []
-        for chapter in self._chapters.values():
-            t, own = words(viewer.state.language, chapter.words), f"chapter.{chapter.name}."
-            found.append({"name": chapter.name, "title": t(f"{own}title"), "question": t(f"{own}question"), "beats": len(chapter.beats)})
-        return found or None
+        return contents(self._chapters.values(), viewer.state.language)
 
     def _told(self, viewer: Viewer) -> object:
         talk = self._talks.get(viewer.room)
         if talk is None:
             return None
-        language, own = viewer.state.language, f"chapter.{talk.chapter.name}."
-        t = words(language, talk.chapter.words)
-        told = {
-            "chapter": talk.chapter.name, "title": t(f"{own}title"), "question": t(f"{own}question"),
-            "beat": talk.beat, "beats": len(talk.chapter.beats), "phase": talk.phase, "recorded": talk.recorded,
-            "first": self._beside(talk, -1) is None, "last": self._beside(talk, 1) is None,
-            "at": None if talk.place is None else talk.place.step,
-            "go": {"serial": talk.serial, "step": talk.step, "views": list(talk.views), "select": talk.select},
-        }  # fmt: skip
-        place = talk.place
-        if place is None or (talk.phase == "going" and place.decided is None and not place.missed):
-            return told
-        told["note"] = t(place.note) if place.note else ""
-        if not place.missed:
-            told["sentence"] = say(talk.chapter, talk.now.text, place.fields, language)
-        if talk.phase in ("asked", "revealed"):
-            told["predict"] = self._asked(talk, place, viewer)
-        offer = talk.now.try_this
-        if offer is not None and not place.missed and talk.phase != "going" and not talk.recorded:
-            told["try"] = {"text": t(offer.text), "knob": offer.knob, "value": offer.value}
-        return told
-
-    def _asked(self, talk: Talk, place: Place, viewer: Viewer) -> dict[str, object]:
-        """The tally and the right marks leave the server only once the record has decided."""
-        predict, language, mine = talk.now.predict, viewer.state.language, place.guesses.get(viewer.person)
-        question = say(talk.chapter, predict.question, {**place.fields, **place.asked}, language)
-        told = {"question": question, "marks": list(predict.marks), "guess": mine, "votes": len(place.guesses)}
-        if place.decided is not None:
-            tally = Counter(place.guesses.values()).most_common(5)
-            told |= {
-                "right": sorted(place.right),
-                "verdict": "none" if mine is None else "right" if mine in place.right else "wrong",
-                "reveal": say(talk.chapter, predict.reveal, {**place.asked, **place.found}, language),
-                "tally": [{"mark": mark, "votes": n, "right": mark in place.right} for mark, n in tally],
-                "agreed": sum(mark in place.right for mark in place.guesses.values()),
-            }
-        return told
-
-
-def _begins(chapter: Chapter, beat: int) -> bool:
-    return beat == 0 or chapter.beats[beat].preset is not None
+        ends = {"first": self._beside(talk, -1) is None, "last": self._beside(talk, 1) is None}
+        return tell(talk, viewer.person, viewer.state.language) | ends
 
 
 def _has_engine(status: Mapping[str, object]) -> bool:
     engine = status if status.get("live") else status.get("engine") or {}
     return bool(engine.get("live")) and engine.get("state") not in NO_ENGINE
-
-
-def _place(trace, beat: Beat, place: Place) -> Place:
-    """What a beat says about the step where its moment is."""
-    place.fields, place.select = dict(beat.fields(trace, place.step)), beat.select(trace, place.step)
-    if beat.predict is not None:
-        place.asked = dict(beat.predict.fields(trace, place.step))
-    return place
-
-
-def _answer(trace, predict: Predict, asked: int, decided: int) -> tuple[frozenset[str], Mapping[str, object]]:
-    return predict.answer(trace, asked, decided), dict(predict.found(trace, asked, decided))

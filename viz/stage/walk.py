@@ -52,6 +52,9 @@ class Speed:
         return 1 / min(self.steps_per_s * self.growth ** max(near - self.slow_steps + 1, 0), self.max_steps_per_s)
 
 
+SLOWLY = Speed()
+
+
 class Walk:
     """One person's way through one room. `hurry` may be set at any time."""
 

@@ -133,7 +133,7 @@ class _Picture:
             badges=self._badges(),
             axes=axes,
             rasters=rasters,
-            series=(*self._bars(most), *self._glyphs()),
+            series=(*self._bars(most), *self._glyphs(), self._present()),
             labels=tuple(sheet.labels),
             marks=marks,
             legend=self._legend(),
@@ -142,26 +142,28 @@ class _Picture:
     # ---- the queue ----
 
     def _queue(self) -> list[Mark]:
-        sheet, waits = self.sheet, queue(self.trace, self.step)
+        sheet, waits, left = self.sheet, queue(self.trace, self.step), self.left
+        sheet.put(self.t("batching.queue"), left - 8, 8 + sheet.line / 2, "muted", anchor="right", room=left - 8)
         if not len(waits):
-            sheet.put(self.t("batching.nobody"), 12, 8 + sheet.line / 2, "muted")
+            sheet.put(self.t("batching.nobody"), left, 8 + sheet.line / 2, "muted")
             return []
+        wide = sheet.width - left - 20
         marks, line, shown = [], 0, 0
         for i, row in enumerate(waits[: self.queue_lines]):
             text, seq_id = reason_words(row, self.trace, self.state.language), int(row["seq_id"])
-            parts = wrap(visible(text), int((sheet.width - 40) / sheet.advance))
+            parts = wrap(visible(text), int(wide / sheet.advance))
             room = self.queue_lines - line - (i + 1 < len(waits))  # a line is kept for "+2 more wait"
             if room < 1:
                 break
             y0, parts = 8 + line * sheet.line, [*parts[: room - 1], " ".join(parts[room - 1 :])] if len(parts) > room else parts
             for part in parts:
-                sheet.put(part, 20, 8 + (line + 0.5) * sheet.line, room=sheet.width - 40)
+                sheet.put(part, left + 8, 8 + (line + 0.5) * sheet.line, room=wide)
                 line += 1
-            x1, outline = min(28 + max(map(sheet.span, parts)), sheet.width - 4), f"{self.who.color(seq_id)}-line"
-            marks.append(Mark(f"seq:{seq_id}", 12, x1, y0 + 1, 8 + line * sheet.line - 1, text, outline))
+            x1, outline = min(left + 16 + max(map(sheet.span, parts)), sheet.width - 4), f"{self.who.color(seq_id)}-line"
+            marks.append(Mark(f"seq:{seq_id}", left, x1, y0 + 1, 8 + line * sheet.line - 1, text, outline))
             shown += 1
         if shown < len(waits):
-            sheet.put(self.t("batching.more_wait", n=len(waits) - shown), 20, 8 + (line + 0.5) * sheet.line, "muted")
+            sheet.put(self.t("batching.more_wait", n=len(waits) - shown), left + 8, 8 + (line + 0.5) * sheet.line, "muted")
         return marks
 
     # ---- slots ----
@@ -246,16 +248,21 @@ class _Picture:
         return marks
 
     def _letter(self, run: Run) -> None:
-        """The name on a stay that is wide enough: after its prompt (plain colour reads better) if there is room."""
+        """The name on a stay that is wide enough: after its prompt, or after a stay that is all prompt and goes on (a
+        name on a texture is hard to read)."""
         name, sheet = self.trace.name(run.seq_id), self.sheet
         x0, x1 = self.x(run.first), self.x(run.last + 1)
         did = self.lanes.cells[run.row - 1, run.first - self.first : run.last + 1 - self.first]
         plain = np.flatnonzero((did == Cell.DECODE) | (did == Cell.HELD))
         after = self.x(run.first + int(plain[0])) if len(plain) else x1
-        at = after if x1 - after >= sheet.span(name) + 20 else x0
-        if x1 - x0 >= sheet.span(name) + 2:
+        span = sheet.span(name)
+        at = after if x1 - after >= span + 20 else x0
+        if at == x0 and did[0] in (Cell.PREFILL, Cell.RECOMPUTE) and run.last == self.step and x1 + 8 + span <= self.right:
+            sheet.put(name, x1 + 8, self.y(run.row), weight=700)
+            return
+        if x1 - x0 >= span + 2:
             color = f"on-{self.who.color(run.seq_id)}"
-            sheet.put(name, min(at + 6, x1 - sheet.span(name) - 1), self.y(run.row), color, weight=700, room=x1 - x0)
+            sheet.put(name, min(at + 6, x1 - span - 1), self.y(run.row), color, weight=700, room=x1 - x0)
 
     def _now(self, work: np.void | None, held: int | None) -> str:
         t = self.t
@@ -291,6 +298,12 @@ class _Picture:
             at = np.array(found[table], np.float32).reshape(-1, 2)
             made.append(Series(table, at[:, 0].copy(), at[:, 1].copy(), "markers", paint, 11.0, axes="x2y2", symbol=symbol))
         return made
+
+    def _present(self) -> Series:
+        """A frame around the shown step in all slots: what is inside it is now, the rest is the past."""
+        x0, x1, y0, y1 = self.x(self.step), self.x(self.step + 1), self.slots_top - 3, self.slots_bottom
+        x, y = np.array([x0, x1, x1, x0, x0], np.float32), np.array([y0, y0, y1, y1, y0], np.float32)
+        return Series("shown step", x, y, "line", Paint("ink"), 2.0)
 
     # ---- steps and tokens ----
 
@@ -419,6 +432,7 @@ def _reading_prompt(trace: Trace, state: ViewState) -> str:
 WORDS = {
     "batching.slot": "slot {n:,}",
     "batching.more_slots": ("+{n:,} slot", "+{n:,} slots"),
+    "batching.queue": "waiting",
     "batching.nobody": "Nobody waits.",
     "batching.more_wait": ("+{n:,} more waits", "+{n:,} more wait"),
     "batching.tokens": "tokens",
@@ -426,7 +440,7 @@ WORDS = {
     "batching.now.prompt": "{who}  prompt {done:,} of {total:,}",
     "batching.now.token": "{who}  token {n:,} of {total:,}",
     "batching.now.recompute": "{who}  recomputes {n:,}",
-    "batching.now.idle": "idle",
+    "batching.now.idle": "idle now",
     "batching.now.held": "{who}  waits in its slot",
     "batching.now.failed": "failed",
     "batching.legend.decode": "one token (decode)",

@@ -55,6 +55,7 @@ class _Picture:
         for seq_id, table in sorted(self.cells.tables.items()):
             for index, page in enumerate(table):
                 self.places.setdefault(page, []).append((seq_id, index))
+        self.num_shared = sum(len(owners) > 1 for owners in self.places.values())
         sheet = self.sheet
         self.narrow = sheet.width < 62 * sheet.advance  # then the table is one line
         wide = sheet.width >= 70 * sheet.advance
@@ -117,11 +118,13 @@ class _Picture:
     def _count(self) -> str:
         c = self.cells
         held, cached, pending = (c.count(s) for s in (PageState.HELD, PageState.CACHED, PageState.PENDING))
-        free = c.num_pages - held - pending
-        text = self.t("blocks.count.cached" if cached else "blocks.count", held=held, total=c.num_pages, free=free, cached=cached)
-        text += self.t("blocks.count.pending", pending=pending) if pending else ""
-        if self.sheet.span(text) > self.right - (12 if self.narrow else self.left):
-            return self.t("blocks.count.short", held=held, total=c.num_pages, free=free)
+        counts = {"held": held, "total": c.num_pages, "free": c.num_pages - held - pending, "cached": cached, "shared": self.num_shared}
+        more = self.t("blocks.count.pending", pending=pending) if pending else ""
+        texts = [self.t(key, **counts) + more for key in ("blocks.count.cached" if cached else "blocks.count", "blocks.count.short")]
+        room = self.right - (12 if self.narrow else self.left)
+        text = next((text for text in texts if self.sheet.span(text) <= room), None)
+        if text is None:
+            return self.t("blocks.count.shortest", **counts)
         places = held * c.page_size
         filled = int(c.used[1:][c.state[1:] == PageState.HELD].sum())
         more = text + self.t("blocks.paged", percent=percent(places - filled, places))
@@ -179,7 +182,7 @@ class _Picture:
             page = row * self.columns + 1
             sheet.put(f"{page:,}", self.left - 8, sum(self.cell(page)[2:]) / 2, "muted", anchor="right")
         mine = set(c.tables.get(self.chosen, ()))
-        texts = [(page, t("blocks.times", n=len(owners))) for page, owners in self.places.items() if len(owners) > 1]
+        texts = [(page, f"{page:,} {t('blocks.times', n=len(owners))}") for page, owners in self.places.items() if len(owners) > 1]
         texts += [(page, f"{page:,}") for page in mine if len(self.places[page]) == 1]
         before: int | None = None
         for page in sorted(self.places):
@@ -194,9 +197,11 @@ class _Picture:
     def _cell_text(self, page: int, text: str, weight: int) -> None:
         """In the larger part of the cell, filled or empty, in a colour that reads on it."""
         x0, x1, y0, y1 = self.cell(page)
-        border, span = x0 + (x1 - x0) * float(self.cells.used[page]) / self.cells.page_size, self.sheet.span(text)
+        border = x0 + (x1 - x0) * float(self.cells.used[page]) / self.cells.page_size
         filled = border - x0 >= x1 - border
         left, right = (x0, border) if filled else (border, x1)
+        text = text if self.sheet.span(text) <= right - left else text.rpartition(" ")[2]  # "×3" of "17 ×3"
+        span = self.sheet.span(text)
         middle = (left + right) / 2 if span <= right - left else (x0 + x1) / 2
         color = f"on-{self.who.color(self.places[page][0][0])}" if filled else "ink"
         if span <= x1 - x0:
@@ -359,6 +364,7 @@ class _Picture:
     def _legend(self) -> tuple[Paint, ...]:
         t, legend = self.t, "blocks.legend."
         paints = [Paint("request-other", t(legend + "held")), Paint("waste", t(legend + "empty"), "diagonal")]
+        paints += [Paint("request-other", t(legend + "shared"))] if self.num_shared and not self.dense else []
         paints.append(Paint("cached", t(legend + "cached")))
         if self.cells.count(PageState.PENDING):
             paints.append(Paint("cached", t(legend + "pending"), "dots"))
@@ -369,7 +375,8 @@ def summary(trace: Trace, state: ViewState) -> str:
     step, t = trace.clamp(state.step), words(state.language, WORDS)
     pool, p = trace.pool_at(step), padded(trace, step)
     held = int(np.count_nonzero(pool.ref_counts[1:]))
-    count = t("blocks.count", held=held, total=pool.num_pages, free=pool.num_free)
+    shared = int(np.count_nonzero(pool.ref_counts[1:] > 1))
+    count = t("blocks.count", held=held, total=pool.num_pages, free=pool.num_free, shared=shared)
     waste = percent(p.reserved - p.stored, p.reserved)
     return t("blocks.summary", count=count, waste=t("blocks.slabs.short", stored=p.stored, reserved=p.reserved, percent=waste))
 
@@ -403,9 +410,10 @@ def _waste(trace: Trace, state: ViewState) -> str:
 
 
 WORDS = {
-    "blocks.count": "{held:,} of {total:,} blocks held, {free:,} free",
-    "blocks.count.short": "{held:,} of {total:,} held, {free:,} free",
-    "blocks.count.cached": "{held:,} of {total:,} blocks held, {free:,} free ({cached:,} cached)",
+    "blocks.count": "{held:,} of {total:,} blocks held, {shared:,} shared; {free:,} free",
+    "blocks.count.short": "{held:,} of {total:,} held, {shared:,} shared; {free:,} free",
+    "blocks.count.shortest": "{held:,} of {total:,} held, {free:,} free",
+    "blocks.count.cached": "{held:,} of {total:,} blocks held, {shared:,} shared; {free:,} free, {cached:,} of them cached",
     "blocks.count.pending": ", {pending:,} pending",
     "blocks.paged": "; {percent} of the held places are empty",
     "blocks.table": "{who}'s block table",
@@ -424,6 +432,7 @@ WORDS = {
     "blocks.formula.none": "padded waste = 1 − tokens stored ÷ Σ min(prompt + max_tokens, limit); nobody holds a block now",
     "blocks.legend.held": "tokens (request's colour)",
     "blocks.legend.empty": "reserved, empty",
+    "blocks.legend.shared": "×n: held by n requests",
     "blocks.legend.cached": "cached, nobody holds it",
     "blocks.legend.pending": "freed when the step settles",
     "blocks.legend.free": "free",

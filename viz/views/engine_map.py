@@ -26,7 +26,7 @@ BOXES = ("front", "scheduler", "cache", "executor", "sampler")  # in the order o
 FILES = {"front": "tokenizer.py", "scheduler": "scheduler.py", "cache": "pages.py", "executor": "runner.py", "sampler": "sampler.py"}
 AREAS = ("waiting", "running", "preempted")
 MAX_CHIPS = 12
-ROW_WIDTH, NARROW_ROW_WIDTH, FLAT_WIDTH, TALL_WIDTH = 126, 93.5, 62, 44  # characters that a layout needs
+ROW_WIDTH, NARROW_ROW_WIDTH, FLAT_WIDTH, TALL_WIDTH, PHONE_WIDTH = 126, 93.5, 62, 44, 34  # characters that a layout needs
 TIGHT_GAP = 12  # px: an arrow without words
 _ARROW, _NO_FLOW, _CLOCK, _AREA = Paint("accent"), Paint("control", hatch="diagonal"), Paint("muted"), Paint("free", alpha=0.3)
 
@@ -47,7 +47,8 @@ def figure(trace: Trace, state: ViewState) -> Frame:
 
 
 class _Picture:
-    """One frame while it is laid out: boxes beside each other where the panel is wide, else one below the other."""
+    """One frame while it is laid out: boxes beside each other where the panel is wide, else one below the other; on a
+    phone without the clocks."""
 
     def __init__(self, trace: Trace, state: ViewState, step: int) -> None:
         self.trace, self.state, self.step = trace, state, step
@@ -60,13 +61,15 @@ class _Picture:
         self.is_roomy = self.wide >= ROW_WIDTH and self.high >= 18
         self.is_row = self.is_roomy or (self.wide >= NARROW_ROW_WIDTH and self.high >= 12.4)
         self.is_flat = self.wide >= FLAT_WIDTH
+        self.is_phone = not self.is_row and self.wide < TALL_WIDTH
+        self.is_timed = self.facts.is_timed and not self.is_phone
         self.letter = round(sheet.font * 1.4) if self.is_roomy else sheet.font
         self.chip = round(self.letter * 1.5)  # a chip's height, and its least width
         self.bar = max(round(sheet.font * 0.4), 6)
         self.series: list[Series] = []
         self.marks: list[Mark] = []
         self.fills: dict[tuple[str, bool], list[Rect]] = {}  # (colour, pale) → chips
-        self.fits = self.is_row or (self.wide >= TALL_WIDTH and self._column_height(TIGHT_GAP) <= sheet.height)
+        self.fits = self.is_row or (self.wide >= PHONE_WIDTH and self._column_height(TIGHT_GAP) <= sheet.height)
         self.is_tight = self._column_height(self._text_gap) > sheet.height  # no room for words beside the arrows
 
     def frame(self) -> Frame:
@@ -80,14 +83,14 @@ class _Picture:
 
     def badges(self) -> tuple[Badge, ...]:
         device = visible(str(self.trace.meta.get("device") or self.t("badge.recorded.nowhere")))[:80]
-        timed = (Badge("measured", self.t("engine_map.measured", device=device)),) if self.facts.is_timed else ()
+        timed = (Badge("measured", self.t("engine_map.measured", device=device)),) if self.is_timed else ()
         return Badge("state"), *timed
 
     def legend(self) -> tuple[Paint, ...]:
         t, f = self.t, self.facts
         return (
             Paint("accent", t("engine_map.legend.arrow")),
-            *([Paint("muted", t("engine_map.legend.clock"))] if f.is_timed else []),
+            *([Paint("muted", t("engine_map.legend.clock"))] if self.is_timed else []),
             *([Paint("request-other", t("engine_map.legend.idle"), alpha=0.35)] if f.idle else []),
         )
 
@@ -96,7 +99,7 @@ class _Picture:
     def _row(self) -> None:
         sheet, a, line, t = self.sheet, self.sheet.advance, self.sheet.line, self.t
         roomy = self.is_roomy
-        widths = np.array([13.2, 22.5, 18, 16, 12.5, 13.2] if roomy else [6, 13.5, 13.4, 11, 8, 9])
+        widths = np.array([13.2, 21, 19.5, 16, 12.5, 13.2] if roomy else [6, 13.5, 13.4, 11, 8, 9])
         spare = sheet.width / a - 2 - widths.sum()
         gap = min(max(6.1, spare / 5 * 0.55), 12) * a
         widths[1] += min(max(spare - 5 * gap / a, 0), 30)
@@ -116,11 +119,12 @@ class _Picture:
         self._done_below(rects[5], head)
         for i, (n, unit) in enumerate(self._flows()):
             self._arrow_right(rects[i][1] + 4, rects[i + 1][0] - 4, middle, n, "" if BOXES[i] == "cache" else unit)
-        self._lines_in(rects[2], self._cache_lines(), middle)
+        self._lines_in(rects[2], self._cache_lines(long=roomy), middle)
         for name, (x0, _, _, y1) in zip(BOXES, rects):
             self._clocks_below(name, x0, y1)
         self._share(rects[3], middle)
         self._whats_new(rects[0], middle)
+        self._samples(rects[4], middle)
         if roomy and len(sheet.labels) + len(BOXES) <= MAX_LABELS:
             for name, (x0, x1, y0, _) in zip(BOXES, rects):
                 sheet.put(FILES[name], (x0 + x1) / 2, y0 + 6 + 1.5 * line, "muted", anchor="center", room=x1 - x0 - 4)
@@ -155,6 +159,14 @@ class _Picture:
                 if len(self.sheet.labels) + (1 if self.is_roomy else 3) <= MAX_LABELS:
                     self._lines_in(rect, [text], middle)
                 return
+
+    def _samples(self, rect: Rect, middle: float) -> None:
+        """In the sampler: tokens of how many rows of logits. Several samples may begin with one row."""
+        f, t = self.facts, self.t
+        key = "samples" if f.sampled > f.logits else "tokens"
+        lines = [t("engine_map.flow.logits", n=f.logits), t(f"engine_map.sampler.{key}", n=f.sampled)]
+        if f.logits and len(self.sheet.labels) + 4 <= MAX_LABELS:
+            self._lines_in(rect, lines, middle)
 
     def _flows(self) -> list[tuple[int | None, str]]:
         f, t = self.facts, self.t
@@ -220,7 +232,7 @@ class _Picture:
 
     def _clocks_below(self, name: str, x0: float, y: float) -> None:
         sheet, line = self.sheet, self.sheet.line
-        for i, clock in enumerate(CLOCKS.get(name, ()) if self.facts.is_timed else ()):
+        for i, clock in enumerate(CLOCKS.get(name, ()) if self.is_timed else ()):
             top = y + 4 + i * (line + self.bar + 4)
             sheet.put(self._clock(clock), x0, top + line / 2)
             self._bar(clock, x0, top + line - 1)
@@ -229,8 +241,8 @@ class _Picture:
 
     def _column_height(self, gap: float) -> float:
         """Pixels that the column needs, its lanes one chip high, its arrows `gap` long."""
-        lines = 5 if self.is_flat else 7
-        pads = sum(map(self._pad, BOXES)) + (0 if self.is_flat else self.bar)
+        lines = 5 if self.is_flat else 6 if self.is_phone else 7
+        pads = sum(map(self._pad, BOXES)) + (0 if self.is_flat or self.is_phone else self.bar)
         return lines * self.sheet.line + pads + 4 * (self.chip + 3) + 5 * gap + 10
 
     @property
@@ -239,7 +251,7 @@ class _Picture:
 
     def _pad(self, name: str) -> float:
         """What a box is higher than its lines: room for the bar of its last clock."""
-        return 6.0 + (self.bar if name in CLOCKS else 0)
+        return 6.0 + (self.bar if name in CLOCKS and not self.is_phone else 0)
 
     def _column(self) -> None:
         sheet, line, f, t = self.sheet, self.sheet.line, self.facts, self.t
@@ -251,7 +263,7 @@ class _Picture:
         heights = {
             "scheduler": line + 3 * lane,
             "cache": line * (1 if self.is_flat else 2),
-            "executor": line if self.is_flat else 2 * line + self.bar,
+            "executor": line if self.is_flat or self.is_phone else 2 * line + self.bar,
         }
         tops: dict[str, float] = {}
         for name in BOXES:
@@ -260,11 +272,11 @@ class _Picture:
             self._box(name, (x0, x1, y, y + height))
             sheet.put(t(f"engine_map.{name}"), x0 + 8, y + 3 + line / 2, weight=700, room=x1 - x0 - 16)
             y += height + gap
-        self._lanes_right(x0, x1, tops["scheduler"] + line + self.bar + 2, lane)
+        self._lanes_right(x0, x1, tops["scheduler"] + line + self._pad("scheduler") - 4, lane)
         said = self._flow_words()
         for i, (name, (n, _)) in enumerate(zip(BOXES, self._flows())):
             top = tops[name] + heights.get(name, line) + self._pad(name)
-            self._arrow_down(x0 + 7 * sheet.advance, top + 2, top + gap - 2, n, "" if self.is_tight else said[i], x1)
+            self._arrow_down(x0 + (4 if self.is_phone else 7) * sheet.advance, top + 2, top + gap - 2, n, "" if self.is_tight else said[i], x1)
         self._done_right(x0, x1, y - 2, lane)
         for name in CLOCKS:
             self._clocks_right(name, x1 - 8, tops[name])
@@ -272,6 +284,8 @@ class _Picture:
         for name, text in (("front", said[0]), ("scheduler", said[1]), ("sampler", said[4])) if self.is_tight else ():
             x = x0 + 8 + sheet.span(t(f"engine_map.{name}")) + 1.5 * sheet.advance
             sheet.put(text, x, tops[name] + 3 + line / 2, room=x1 - 8 - x)
+        if self.is_phone:
+            return
         for name in BOXES:
             width = sheet.span(t(f"engine_map.{name}"))
             sheet.put(FILES[name], x0 + 8 + width + 1.5 * sheet.advance, tops[name] + 3 + line / 2, "muted")
@@ -285,7 +299,7 @@ class _Picture:
         for name, texts in (("cache", (f"{taken} · {shared} · {freed} · {free}", f"{taken} · {shared} · {freed}")),
                             ("executor", (self._executor_line(),))):  # fmt: skip
             after = x0 + 8 + sheet.span(self.t(f"engine_map.{name}")) + 1.5 * sheet.advance
-            x, y = (after, tops[name] + 3 + line / 2) if self.is_flat else (x0 + 8, tops[name] + 3 + 1.5 * line)
+            x, y = (after, tops[name] + 3 + line / 2) if self.is_flat or (self.is_phone and name == "executor") else (x0 + 8, tops[name] + 3 + 1.5 * line)
             for text in texts:
                 if sheet.span(text) <= x1 - 6 - x and sheet.put(text, x, y):
                     break
@@ -294,7 +308,7 @@ class _Picture:
         """The three areas as lanes, names at the left."""
         f, sheet, shown = self.facts, self.sheet, self._shares()
         label = 12.5 * sheet.advance
-        right = x1 - 8 - (0 if self.is_flat else self._clock_width + sheet.advance)
+        right = x1 - 8 - (0 if self.is_flat or self.is_phone else self._clock_width + sheet.advance)
         for i, (name, ids) in enumerate(zip(AREAS, (f.waiting, f.running, f.preempted))):
             top = y + i * lane
             end = right if i == 0 else x1 - 8
@@ -313,7 +327,7 @@ class _Picture:
 
     def _arrow_down(self, x: float, y0: float, y1: float, n: int | None, said: str, right: float) -> None:
         sheet = self.sheet
-        half = self._thickness(n, 11 * sheet.advance) / 2
+        half = self._thickness(n, (6 if self.is_phone else 11) * sheet.advance) / 2
         head = min(max(6.0, half * 0.5), (y1 - y0) * 0.5)
         if n:
             off = np.arange(-half - 5.5, half + 6, dtype=np.float32)  # columns of a pixel
@@ -321,7 +335,7 @@ class _Picture:
             self.series.append(_columns("arrow", x + off, begin, tip))
         else:
             self.series.append(_line("no flow", [(x, y0), (x, y1)], _NO_FLOW))
-        left = x + 7 * sheet.advance
+        left = x + (5 if self.is_phone else 7) * sheet.advance
         sheet.put(said, left, (y0 + y1) / 2, room=right - left, weight=700 if n else 400)
 
     def _flow_words(self) -> list[str]:
@@ -331,6 +345,7 @@ class _Picture:
         elif f.new:
             names = t.names([self.trace.name(i) for i in f.new], 2)
             first = t("engine_map.flow.new", n=f.prompt_tokens, who=visible(names))
+            first = t("engine_map.flow.new.short", n=f.prompt_tokens) if self.is_phone else first
         else:
             first = t("engine_map.flow.nobody")
         rest = (("scheduled", f.scheduled), ("computed", f.scheduled), ("logits", f.logits), ("sampled", f.sampled))
@@ -360,7 +375,7 @@ class _Picture:
 
     def _clocks_right(self, name: str, right: float, top: float) -> None:
         """A box's clocks at its right: side by side where there is one line, else below each other."""
-        if not self.facts.is_timed:
+        if not self.is_timed:
             return
         width, line = self._clock_width, self.sheet.line
         clocks = CLOCKS[name]
@@ -389,13 +404,15 @@ class _Picture:
             return self.t("list.comma").join(self._cache_lines())
         return self._executor_line() if name == "executor" else said[4]
 
-    def _cache_lines(self) -> list[str]:
-        f, t = self.facts, self.t
+    def _cache_lines(self, *, long: bool = False) -> list[str]:
+        """What the cache manager did in this step, and what is free after it."""
+        f, t, much = self.facts, self.t, ".long" if long else ""
         moved = [
-            t(f"engine_map.cache.{key}", count="?" if n is None else count(n))
+            t(f"engine_map.cache.{key}{much}", n=n, count="?" if n is None else count(n))
             for key, n in (("taken", f.taken), ("shared", f.shared), ("freed", f.freed))
         ]
-        return [*moved, t("engine_map.cache.free", free=f.free, total=f.num_pages)]
+        moved = [t("engine_map.cache.step"), *moved] if long else moved
+        return [*moved, t(f"engine_map.cache.free{much}", free=f.free, total=f.num_pages)]
 
     def _executor_line(self) -> str:
         return self.t("engine_map.failed") if self.facts.failed else self.t("requests", n=self.facts.num_works)
@@ -572,18 +589,26 @@ WORDS = {
     "engine_map.more": "+{n:,}",
     "engine_map.unit.prompt": "prompt",
     "engine_map.unit.tokens": ("token", "tokens"),
-    "engine_map.unit.logits": "logits",
+    "engine_map.unit.logits": ("row", "rows"),
+    "engine_map.sampler.tokens": ("→ {n:,} token", "→ {n:,} tokens"),
+    "engine_map.sampler.samples": ("→ {n:,} sample", "→ {n:,} samples"),
     "engine_map.flow.unknown": "the step before is not recorded",
     "engine_map.flow.new": ("new: {who}, {n:,} prompt token", "new: {who}, {n:,} prompt tokens"),
+    "engine_map.flow.new.short": ("new: {n:,} prompt token", "new: {n:,} prompt tokens"),
     "engine_map.flow.nobody": "nobody new",
     "engine_map.flow.scheduled": ("{n:,} token scheduled", "{n:,} tokens scheduled"),
     "engine_map.flow.computed": ("{n:,} token and its block table", "{n:,} tokens, block tables"),
     "engine_map.flow.logits": ("{n:,} row of logits", "{n:,} rows of logits"),
     "engine_map.flow.sampled": ("{n:,} token sampled", "{n:,} tokens sampled"),
+    "engine_map.cache.step": "in this step:",
     "engine_map.cache.taken": "{count} taken",
-    "engine_map.cache.shared": "{count} shared",
+    "engine_map.cache.taken.long": ("{count} block taken", "{count} blocks taken"),
+    "engine_map.cache.shared": ("{count} ref added", "{count} refs added"),
+    "engine_map.cache.shared.long": ("{count} reference added", "{count} references added"),
     "engine_map.cache.freed": "{count} freed",
+    "engine_map.cache.freed.long": ("{count} block freed", "{count} blocks freed"),
     "engine_map.cache.free": "{free:,} of {total:,} free",
+    "engine_map.cache.free.long": "then {free:,} of {total:,} free",
     "engine_map.failed": "failed",
     "engine_map.clock.schedule": "schedule {time}",
     "engine_map.clock.commit": "commit {time}",
@@ -608,7 +633,7 @@ WORDS = {
     "engine_map.summary.running": "{who} running",
     "engine_map.summary.preempted": "{who} preempted",
     "engine_map.summary.done": "{who} {why}",
-    "engine_map.summary.blocks": "blocks: {taken:,} taken, {shared:,} shared, {freed:,} freed",
+    "engine_map.summary.blocks": "blocks: {taken:,} taken, {shared:,} references added, {freed:,} freed",
     "engine_map.summary.clocks": "Schedule {schedule}, build {build}, run {run}, settle {settle}, commit {commit}.",
 }
 

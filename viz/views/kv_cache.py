@@ -320,10 +320,12 @@ def _says(t: Words, trace: Trace, it: Life) -> str:
     if not it.has_cache:
         return t("kv_cache.says.again", step=it.step, who=who, n=it.num_new, again=it.num_again)
     head = t("kv_cache.says.computes", step=it.step, who=who, n=it.num_new)
-    again = t("kv_cache.says.recomputed", n=it.num_again) if it.num_again else ""
+    again = t("kv_cache.says.recomputed", new=it.num_new - it.num_again, again=it.num_again) if it.num_again else ""
     if not it.start:
         return t("kv_cache.says.first", head=head, again=again)
-    return t("kv_cache.says.reuses", head=head, again=again, n=it.start, all=it.end)
+    hits = int(np.count_nonzero(rows_of(it)[: it.start] == Row.HIT_GHOST))
+    of_others = t("kv_cache.says.hits", n=hits) if hits else ""
+    return t("kv_cache.says.reuses", head=head, again=again, n=it.start, hits=of_others, all=it.end)
 
 
 def _kept(t: Words, trace: Trace, it: Life) -> str:
@@ -379,9 +381,10 @@ WORDS = {
     "kv_cache.keys.binned.short": "a cell: {n:,} tokens",
     "kv_cache.strip": "K and V",
     "kv_cache.says.computes": ("Step {step:,}: {who} computes {n:,} token", "Step {step:,}: {who} computes {n:,} tokens"),
-    "kv_cache.says.recomputed": (" ({n:,} of them again)", " ({n:,} of them again)"),
+    "kv_cache.says.recomputed": " ({new:,} new, {again:,} again)",
+    "kv_cache.says.hits": " ({n:,} of them another request's)",
     "kv_cache.says.first": "{head}{again}; nothing was cached yet.",
-    "kv_cache.says.reuses": "{head}{again}, reuses K and V of {n:,}; without a cache it would compute {all:,}.",
+    "kv_cache.says.reuses": "{head}{again}, reuses K and V of {n:,}{hits}; without a cache it would compute {all:,}.",
     "kv_cache.says.again": (
         "Step {step:,}, no cache: {who} computes {n:,} token, {again:,} again.",
         "Step {step:,}, no cache: {who} computes {n:,} tokens, {again:,} of them again.",
@@ -390,8 +393,8 @@ WORDS = {
     "kv_cache.says.none": "Step {step:,}: {who} has computed nothing yet.",
     "kv_cache.says.failed": "Step {step:,} failed: nothing of {who} was computed.",
     "kv_cache.row.not_yet": "not computed yet",
-    "kv_cache.row.hit": "found in the cache, from another request",
-    "kv_cache.row.hit_ghost": "found in the cache, from another request",
+    "kv_cache.row.hit": "computed for another request, kept",
+    "kv_cache.row.hit_ghost": "computed for another request, reused now",
     "kv_cache.row.kept": "computed in an earlier step",
     "kv_cache.row.ghost": "computed earlier, reused now",
     "kv_cache.row.lost": "was kept, given back",
@@ -422,11 +425,11 @@ WORDS = {
     "kv_cache.no_steps": "No FLOPs yet.",
     "kv_cache.steps": ("{who}'s {n:,} step", "{who}'s {n:,} steps"),
     "kv_cache.legend.now": "computed in this step",
-    "kv_cache.legend.again": "recomputed",
-    "kv_cache.legend.ghost": "reused; without a cache again",
+    "kv_cache.legend.again": "computed again",
+    "kv_cache.legend.ghost": "reused (without a cache: again)",
     "kv_cache.legend.kept": "computed earlier, kept",
-    "kv_cache.legend.hit": "another request's",
-    "kv_cache.legend.hit_ghost": "another request's; without a cache again",
+    "kv_cache.legend.hit": "another request's, kept",
+    "kv_cache.legend.hit_ghost": "reused, another request's",
     "kv_cache.legend.lost": "was kept, given back",
     "kv_cache.nobody": "Nobody has anything in the cache at step {step:,}.",
     "kv_cache.summary.kept": "Kept after it: {kept}.",

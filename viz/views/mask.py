@@ -77,6 +77,7 @@ class _Picture:
             Paint("request-other", t("mask.legend.allowed")),
             Paint("request-other", t("mask.legend.causal"), alpha=0.22),
             Paint("free", t("mask.legend.other"), "diagonal"),
+            Paint("accent", t("mask.legend.chosen")),
             *([Paint("request-other", t("mask.legend.folded"), "dots", 0.6)] if (self.grid == Sees.PART).any() else []),
         )
         return Frame(
@@ -228,8 +229,10 @@ def _works(trace: Trace, state: ViewState) -> np.ndarray:
 
 
 def _most(trace: Trace, state: ViewState) -> str:
+    """ "" where several have as many."""
     works = _works(trace, state)
-    return trace.name(int(works["seq_id"][np.argmax(works["num_tokens"])]))
+    most = works["seq_id"][works["num_tokens"] == works["num_tokens"].max()]
+    return trace.name(int(most[0])) if len(most) == 1 else ""
 
 
 def _first_cached(trace: Trace, state: ViewState) -> str:
@@ -263,6 +266,7 @@ WORDS = {
     "mask.legend.allowed": "sees (request's colour)",
     "mask.legend.causal": "later token: not seen",
     "mask.legend.other": "other request: not seen",
+    "mask.legend.chosen": "framed: the row read out below",
     "mask.legend.folded": "folded, seen in part",
     "mask.nothing": "Nobody computed anything in this step.",
     "mask.summary": "Step {step:,} computes {rows} of {requests} in one pass: {who}.",

@@ -16,7 +16,7 @@ import numpy as np
 
 from engine.trace import FINISH_REASONS, Trace
 from viz.lanes import queue
-from viz.layout import MAX_LABELS, Sheet, message, text_em, too_small, visible
+from viz.layout import ADVANCE, MAX_LABELS, Sheet, message, text_em, too_small, visible
 from viz.select import Token, identity, live_at, newest_tokens, prompt_len, selected, tail
 from viz.theme import NUM_REQUEST_COLORS, request_color
 from viz.view import Ask, Badge, Frame, Mark, Paint, Raster, Series, View, ViewState
@@ -132,7 +132,7 @@ class _Picture:
             texts[longest].pop(0)
 
     def _text(self, seq_id: int) -> list[list[Piece]]:
-        room = int((self.card_width - 24) / self.sheet.advance)
+        room = int((self.card_width - 24) / self.sheet.advance) - 1  # a column at the left is for "…"
         fits = max(int(self.card_height / self.line) - 1, 1)
         tokens = tail(self.trace, seq_id, self.step, fits * room // 4 + 8)
         for token, after in pairwise(tokens):  # the last of a step is the target's own
@@ -154,7 +154,11 @@ class _Picture:
         self.marks.append(Mark(f"seq:{seq_id}", x, x + self.card_width, y + 2, y + self.line, text, None))
         sheet.put(text, x + 16, middle, weight=700, room=self.card_width - 24)
         for i, line in enumerate(lines):
-            self._line(seq_id, _parts(line), line, x + 16, y + (i + 1.5) * self.line)
+            parts = _parts(line)
+            if not i and parts and not _is_beginning(line[0]):
+                text, column, written = parts[0]
+                parts[0] = ("…" + text, column - ADVANCE, written)
+            self._line(seq_id, parts, line, x + 16 + sheet.advance, y + (i + 1.5) * self.line)
 
     def _line(self, seq_id: int, parts: list[tuple[str, float, bool]], pieces: list[Piece], x: float, y: float) -> None:
         sheet = self.sheet
@@ -187,7 +191,8 @@ class _Picture:
         if seq_id in self.finishes:
             reason = FINISH_REASONS[int(self.finishes[seq_id]["reason"])].value
             reason = "room" if reason == "length" and got < total else reason
-            return t("tokens.finished", n=got, total=total, why=t(f"tokens.why.{reason}"))
+            key = "tokens.finished.now" if int(self.finishes[seq_id]["step_id"]) == self.step else "tokens.finished"
+            return t(key, n=got, total=total, why=t(f"tokens.why.{reason}"))
         if work is not None and got == 0:
             return t("tokens.prompt", done=int(work["start"]) + int(work["num_tokens"]), n=prompt)
         return t("tokens.running" if work is not None else "tokens.waiting", n=got, total=total)
@@ -238,6 +243,10 @@ class _Picture:
 
 
 _SWATCHES = (*(Paint(request_color(i)) for i in range(NUM_REQUEST_COLORS)), Paint(request_color(None)))
+
+
+def _is_beginning(piece: Piece) -> bool:
+    return piece.token.position == 0 and visible(piece.token.text).lstrip().startswith(piece.text)
 
 
 def _parts(pieces: list[Piece]) -> list[tuple[str, float, bool]]:
@@ -303,12 +312,18 @@ def _how_many(trace: Trace, state: ViewState) -> str:
 def _ended(trace: Trace, state: ViewState) -> str:
     step = trace.clamp(state.step)
     rows = trace.rows("finishes", step, step)
+    if len(rows) > 1:
+        return ""  # a question about one
     return trace.name(int(rows["seq_id"][0])) if len(rows) else "none"
 
 
 def _newest(trace: Trace, state: ViewState) -> str:
+    """ "" for what is no word: a part of one, a line end, a sign."""
     rows = newest_tokens(trace, _first_card(trace, state), trace.clamp(state.step), 1)
-    return visible(trace.token_text(int(rows["token_id"][-1]))).strip() if len(rows) else "none"
+    if not len(rows):
+        return "none"
+    text = visible(trace.token_text(int(rows["token_id"][-1])))
+    return text.strip() if text.startswith(" ") and text.strip().isalnum() else ""
 
 
 def _limit(trace: Trace, state: ViewState) -> str:
@@ -325,7 +340,8 @@ WORDS = {
     "tokens.prompt": "reading its prompt: {done:,} of {n:,}",
     "tokens.running": "{n:,} of {total:,} tokens",
     "tokens.waiting": "waits, {n:,} of {total:,} tokens",
-    "tokens.finished": "{n:,} of {total:,} tokens, {why}",
+    "tokens.finished": "finished: {n:,} of {total:,} tokens, {why}",
+    "tokens.finished.now": "finished now: {n:,} of {total:,} tokens, {why}",
     "tokens.why.stop": "wrote its end",
     "tokens.why.length": "at its limit",
     "tokens.why.room": "out of room",

@@ -12,6 +12,7 @@ import numpy as np
 from engine.plan import WaitReason
 from engine.request import FinishReason
 from engine.trace import FINISH_REASONS, WAIT_REASONS, Op, StepTrace, Trace
+from viz.layout import ADVANCE, text_em
 from viz.words.catalogue import Words, cut, words
 
 MAX_CAPTION = 110
@@ -36,15 +37,24 @@ def caption(trace: Trace, step_id: int | None, language: str = "en") -> str:
     said = t("caption", step=at, facts=facts[0])
     for fact in facts[1:]:
         longer = t("caption", step=at, facts=t("caption.join", first=facts[0], second=fact))
-        if len(longer) <= MAX_CAPTION:
+        if _fits(longer):
             return longer
-    return cut(said, MAX_CAPTION)
+    return _cut(said)
 
 
 def _failed(trace: Trace, now: StepTrace, t: Words) -> str:
     ids = now.error.seq_ids if now.error else now.works["seq_id"].tolist()
     key = "caption.failed" if len(ids) else "caption.failed.nobody"
-    return cut(t(key, step=now.step_id, who=_names(trace, ids, t)), MAX_CAPTION)
+    return _cut(t(key, step=now.step_id, who=_names(trace, ids, t)))
+
+
+def _fits(text: str) -> bool:
+    """The bar is as wide as MAX_CAPTION ordinary characters; kana and kanji are wider."""
+    return len(text) <= MAX_CAPTION and text_em(text) <= MAX_CAPTION * ADVANCE + 1e-6
+
+
+def _cut(text: str) -> str:
+    return next((c for n in range(min(len(text), MAX_CAPTION), 0, -1) if _fits(c := cut(text, n))), text[:1])
 
 
 # ---- facts, each most important first ----

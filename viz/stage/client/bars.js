@@ -64,7 +64,7 @@ class PromptBar {
     this.input.value = "";
     const reply = await this.stage.command("prompt", { text, ...this.stage.sampling });
     if (!reply.ok && !this.input.value) this.input.value = text;
-    if (reply.ok && reply.queued && reply.name) this.stage.tellNotice(WORDS.queuedAs(reply.name), false);
+    if (reply.ok && reply.queued && reply.name && !reply.sentence) this.stage.tellNotice(WORDS.queuedAs(reply.name), false);
   }
 
   hint(text) { if (this.input.placeholder !== text) this.input.placeholder = text; }

@@ -26,6 +26,7 @@ class Chapters {
   }
 
   get isGuest() { return this.stage.people.isGuest; }
+  get offer() { return this.told && this.told.try && this.told.phase !== "asked" && !this.isGuest ? this.told.try : null; }
   get asking() { return Boolean(this.told && this.told.phase === "asked"); }
 
   by(direction) { if (this.told || this.list.length) this.stage.command("beat", { by: direction }); }
@@ -84,9 +85,7 @@ class Chapters {
     [...this.dots.children].forEach((dot, i) => { dot.dataset.at = i < told.beat ? "past" : i === told.beat ? "now" : "next"; });
     this.showLine(told, told.predict);
     this.reveal.hidden = !this.asking || this.isGuest;
-    const offer = told.try && told.phase !== "asked" && !this.isGuest;
-    this.tryThis.hidden = !offer;
-    if (offer) this.tryThis.title = told.try.text;
+    this.tryThis.hidden = !this.offer;
     this.redraw();
   }
 
@@ -96,8 +95,7 @@ class Chapters {
     this.mark.hidden = !verdict;
     this.mark.dataset.verdict = decided ? predict.verdict : "ask";
     if (verdict && this.mark.dataset.said !== verdict[1]) { this.mark.dataset.said = verdict[1]; this.mark.replaceChildren(icon(verdict[0]), h("span", { text: verdict[1] })); }
-    const offered = told.try && this.tried === told.go.serial ? told.try.text : "";
-    const line = decided ? predict.reveal : this.asking ? predict.question : told.note || offered || told.question;
+    const line = decided ? predict.reveal : this.asking ? predict.question : told.note || (this.offer ? this.offer.text : told.question);
     setText(this.text, line);
     this.text.title = line;
     setText(this.cue, this.cueOf(told, predict));
@@ -110,7 +108,7 @@ class Chapters {
     if (!predict) return "";
     const votes = predict.votes > 1 ? WORDS.chapter.votes(predict.votes) : "";
     if (this.asking) return [predict.guess ? WORDS.chapter.guessed(this.nameOf(predict.guess)) : WORDS.chapter.cue, votes].filter(Boolean).join(" · ");
-    if (predict.votes < 2 || !predict.tally) return "";
+    if (predict.votes < 2 || !predict.tally) return this.offer ? this.offer.text : "";
     return [WORDS.chapter.agreed(predict.agreed, predict.votes), ...predict.tally.slice(0, 3).map((t) => `${t.votes} × ${this.nameOf(t.mark)}${t.right ? " ✓" : ""}`)].join(" · ");
   }
 
@@ -130,10 +128,7 @@ class Chapters {
   }
 
   async turn() {
-    const { told } = this;
-    this.tried = told.go.serial;
-    this.show();
-    const reply = await this.stage.command("knob", { name: told.try.knob, value: told.try.value });
+    const { knob, value } = this.offer, reply = await this.stage.command("knob", { name: knob, value });
     if (reply.ok) this.stage.tellNotice(WORDS.chapter.tried, false);
   }
 

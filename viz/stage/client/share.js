@@ -30,6 +30,9 @@ function stateToQuery(state, query, plain = plainState()) {
 }
 
 class Share {
+  static fromQuery = stateFromQuery;
+  static toQuery = stateToQuery;
+
   constructor(stage) {
     this.stage = stage;
     this.items = {

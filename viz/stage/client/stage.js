@@ -165,7 +165,7 @@ class Stage {
       setTimeout(() => { if (this.waiting.delete(id)) done({ ok: false, code: "offline" }); }, 30000);
       this.link.send({ t: "command", id, name, args });
     }).then((reply) => {
-      if (!reply.ok) this.tellNotice(sentenceOf(reply), true);
+      if (!reply.ok) this.tellNotice((reply.sentence = sentenceOf(reply)), true);
       else if (reply.sentence) this.tellNotice(sentenceOf(reply), false);
       return reply;
     });
