@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import contextvars
 import os
 import socket
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+IS_ZERO_GPU = os.environ.get("SPACES_ZERO_GPU", "").lower() in ("1", "t", "true")  # as the package itself decides
+if IS_ZERO_GPU:
+    import spaces  # before anything touches CUDA
+IS_SPACE = "SPACE_ID" in os.environ
+
 import gradio as gr
 
 from engine.audience import Hosting, LiveSource, for_many, rooms_that_fit
+from engine.burst_session import BURST_S, BurstSession
 from engine.chrome_trace import chrome_trace
 from engine.config import CacheConfig, EngineConfig, ModelSource
 from engine.errors import EngineError
@@ -37,6 +45,7 @@ from viz.stage.tour import Tour
 from viz.words.caption import caption
 
 RECORDINGS = Path(__file__).parent / "assets" / "recordings"
+PATIENCE_S = 2.5
 PAGE_CSS = """
 html, body, gradio-app { margin: 0; padding: 0; overflow: hidden; }
 .gradio-container, .gradio-container main, .gradio-container .wrap, #stage, #stage > * { margin: 0 !important; padding: 0 !important; max-width: none !important; gap: 0 !important; border: 0 !important; }
@@ -52,13 +61,16 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--dtype", default="auto", choices=("auto", "float32", "float16", "bfloat16"))
     p.add_argument("--backend", default="auto", choices=("auto", "torch", "triton"))
     p.add_argument("--pages", type=int, default=96, help="blocks of the KV cache (96 can still be read from the last row)")
-    p.add_argument("--public", action="store_true", help="for strangers: a room for each visitor, with limits, closed when it is idle")
+    p.add_argument(
+        "--public", action=argparse.BooleanOptionalAction, default=IS_SPACE,
+        help="for strangers: a room for each visitor, with limits, closed when it is idle (default: on a Hugging Face Space)",
+    )  # fmt: skip
     p.add_argument("--rooms", type=int, help="most rooms at a time with --public (default: 20, fewer where memory is small)")
     p.add_argument("--room-minutes", type=float, default=2, help="after so many idle minutes a room ends, with --public")
-    p.add_argument("--proxies", type=int, default=1 if "SPACE_ID" in os.environ else 0, help="trusted proxies in front of this server")
+    p.add_argument("--proxies", type=int, default=int(IS_SPACE), help="trusted proxies in front of this server")
     p.add_argument("--own-process", action=argparse.BooleanOptionalAction, help="engine in a process of its own (default: on a GPU)")
-    p.add_argument("--host", default=os.environ.get("GRADIO_SERVER_NAME", "127.0.0.1"))
-    p.add_argument("--port", type=int, default=os.environ.get("GRADIO_SERVER_PORT", "7860"))
+    p.add_argument("--host", default=os.environ.get("GRADIO_SERVER_NAME") or ("0.0.0.0" if IS_SPACE else "127.0.0.1"))
+    p.add_argument("--port", type=int, default=os.environ.get("GRADIO_SERVER_PORT") or "7860")
     return p
 
 
@@ -77,14 +89,24 @@ def source_of(args: argparse.Namespace) -> Lobby:
     config = EngineConfig(ModelSource(args.model, args.device, args.dtype, args.backend), CacheConfig(num_pages=args.pages))
     hosting = Hosting(60 * args.room_minutes) if args.public else None
     config = for_many(config, args.rooms or rooms_that_fit()) if args.public else config
-    return Lobby(LiveSource(Session(config, own_process=args.own_process).start(), hosting=hosting), shelf, public=args.public)
+    return Lobby(LiveSource(session_of(config, args).start(), hosting=hosting), shelf, public=args.public)
 
 
-def page() -> gr.Blocks:
-    """One element that fills the window; everything in it is the stage's."""
+def session_of(config: EngineConfig, args: argparse.Namespace) -> Session:
+    """On ZeroGPU the engine runs in bursts, whose GPU the visitor's quota pays for: the page has PATIENCE_S to say who asks."""
+    if IS_ZERO_GPU:
+        return BurstSession(config, spaces.GPU(duration=BURST_S), patience=PATIENCE_S)
+    return Session(config, own_process=args.own_process)
+
+
+def page(lend: Callable[[contextvars.Context], None] | None = None) -> gr.Blocks:
+    """One element that fills the window; everything in it is the stage's. `lend` takes the context of a Gradio event, in
+    which ZeroGPU sees the visitor."""
     html, css, js = stage_html()
     with gr.Blocks(title="Glass Engine", analytics_enabled=False, fill_width=True, fill_height=True) as demo:
-        gr.HTML(html_template=html, css_template=css, js_on_load=js, elem_id="stage", apply_default_css=False)
+        stage = gr.HTML(html_template=html, css_template=css, js_on_load=js, elem_id="stage", apply_default_css=False)
+        if lend is not None:
+            stage.submit(lambda: lend(contextvars.copy_context()), show_progress="hidden", api_visibility="private")
     return demo
 
 
@@ -138,7 +160,7 @@ def serve(source: Lobby, args: argparse.Namespace) -> None:
     offer_links(hub, source.shelf.pinned)
     offer_timeline(hub, chrome_trace)
     Tour(hub, load_chapters())
-    page().launch(
+    page(getattr(getattr(source.base, "session", None), "lend", None)).launch(
         server_name=args.host, server_port=args.port, app_kwargs={"routes": routes(hub)}, ssr_mode=False, css=PAGE_CSS,
         footer_links=[], quiet=True, prevent_thread_lock=True,
     )  # fmt: skip

@@ -148,7 +148,10 @@ def processes(port: int) -> list[int]:
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            if str(port) in (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")[:20] and "app.py" in (entry / "cmdline").read_text():
+            if (
+                str(port) in (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")[:20]
+                and "app.py" in (entry / "cmdline").read_text()
+            ):
                 found.append(int(entry.name))
         except OSError:
             continue
@@ -254,7 +257,14 @@ def rooms(report: Report, args: argparse.Namespace) -> None:
     note = f"{found['rooms']} rooms at {PACE} steps/s, {args.viewers} viewers with two views each, {args.seconds:g} s, clients on the same cores"
     half = max(len(memory) // 4, 1)
     growth = sum(memory[-half:]) / half - sum(memory[:half]) / half
-    report.add("rooms_frame_p95_ms", [late[int(0.95 * (len(late) - 1))]], "ms", higher_is_better=False, target=300, note=f"{note}; {len(late):,} frames")
+    report.add(
+        "rooms_frame_p95_ms",
+        [late[int(0.95 * (len(late) - 1))]],
+        "ms",
+        higher_is_better=False,
+        target=300,
+        note=f"{note}; {len(late):,} frames",
+    )
     report.add("rooms_frame_median_ms", [late[len(late) // 2]], "ms", higher_is_better=False, note=note)
     report.add("rooms_frames_per_s", [len(late) / (args.seconds * (1 - WARM_UP))], "1/s", note=note)
     report.add("rooms_rss_growth_mb", [growth], "MB", higher_is_better=False, note=f"{note}; from {memory[0]:.0f} MB after warm-up")
@@ -262,9 +272,18 @@ def rooms(report: Report, args: argparse.Namespace) -> None:
         "rooms_token_mismatches", [wrong], "requests", higher_is_better=False, target=0,
         note=f"of {len(found['outcomes'])} finished requests against the same prompt and seed alone, float32",
     )  # fmt: skip
-    report.add("rooms_left", [args.rooms - again], "rooms", higher_is_better=False, target=0, note="after the idle time, by opening them all again")
+    report.add(
+        "rooms_left", [args.rooms - again], "rooms", higher_is_better=False, target=0, note="after the idle time, by opening them all again"
+    )
     report.add("rooms_pages_back", [again / args.rooms], "share", target=1.0, note=f"{again} of {args.rooms} leases could be taken again")
-    report.add("rooms_problems", [len(found["problems"])], "sentences", higher_is_better=False, target=0, note="refusals and errors that clients got")
+    report.add(
+        "rooms_problems",
+        [len(found["problems"])],
+        "sentences",
+        higher_is_better=False,
+        target=0,
+        note="refusals and errors that clients got",
+    )
 
 
 def options(parser: argparse.ArgumentParser) -> None:

@@ -16,14 +16,16 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
+from engine.compare import check_pair, last_requests, with_rest
 from engine.config import KNOBS, Cost, EngineConfig, Scope, knob_values, with_knob
 from engine.errors import EngineError
 from engine.recording import encode
 from engine.request import SamplingParams
 from engine.session import Handle, Session, Status
 from engine.tokenizer import check_text
-from engine.trace import Trace
+from engine.trace import COMPARABLE, Trace
 from engine.veil import veiled
 from engine.workloads import WORKLOADS
 
@@ -61,7 +63,7 @@ def for_many(config: EngineConfig, rooms: int) -> EngineConfig:
 def rooms_that_fit(most: int = 20) -> int:
     """As many rooms as half of the free memory carries, when each takes its pages of the default model and its records."""
     try:
-        facts = dict(line.split(":") for line in open("/proc/meminfo", encoding="ascii").read().splitlines())
+        facts = dict(line.split(":") for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
         free = int(facts["MemAvailable"].split()[0]) * 1024
     except (OSError, KeyError, ValueError):
         return most
@@ -79,6 +81,7 @@ class _Room:
     hidden: frozenset[int] = frozenset()
     veil: tuple[object, Trace] = (None, Trace())  # a snapshot, and the same without what is hidden
     edits: int = 0
+    script: tuple[str, int] | None = None  # the example that was started last, and the newest sequence before it
 
 
 class LiveSource:
@@ -129,11 +132,13 @@ class LiveSource:
             "badge": self._badge(meta),
             "queued": list(status.waiting),
             "running": list(status.running),
+            "burst": session.burst,
             "progress": None if status.progress is None else {"text": status.progress.text, "fraction": status.progress.fraction},
             "error": {"code": "engine", "sentence": status.sentence} if status.sentence else None,
             "knobs": self._knobs(room) if session.is_ready else {},
             "presets": [{"name": name, "title": w.title, "point": w.point} for name, w in WORKLOADS.items()],
             "recording": {"save": bool(len(session.trace(room))), "open": True},
+            "compare": session.is_ready and bool(session.trace(room).sequences),
             "max_fps": SHARED_FPS if self._needs_the_cores(status) else None,
             "hint": "Type a sentence: it becomes the next request.",
             **rates,
@@ -148,7 +153,11 @@ class LiveSource:
         model = meta.get("model")
         if not isinstance(model, Mapping):
             return ""
-        return f"weights from {model['weights']}, {model['precision']}, running in {meta['dtype']} on {meta['backend']} kernels"
+        weights = f"weights from {model['weights']}, {model['precision']}"
+        if "backend" not in meta:
+            return f"{weights}; a GPU is lent for each burst"
+        lacking = "; Triton lacks a C compiler" if meta.get("no_compiler") else ""
+        return f"{weights}, running in {meta['dtype']} on {meta['backend']} kernels{lacking}"
 
     def _knobs(self, room: str) -> dict[str, dict[str, object]]:
         values = knob_values(self._config(room))
@@ -161,6 +170,9 @@ class LiveSource:
                 entry["choices"] = [True, False]
             else:
                 entry |= {"min": knob.low, "max": min(knob.high, self._most(name))}
+            pairs = [(a, b) if a == values[name] else (b, a) for a, b in COMPARABLE.get(name, ()) if values[name] in (a, b)]
+            if pairs:
+                entry["compare"] = [list(pair) for pair in pairs]  # with the value that it has first
             if knob.cost is Cost.FLUSH:
                 entry["note"] = "running requests recompute their cache"
             if self._is_fixed(name):
@@ -202,9 +214,11 @@ class LiveSource:
         status = self.session.status(room)
         if len(status.running) + len(status.waiting) >= MAX_LIVE:
             raise EngineError("too_many", f"{MAX_LIVE} requests are alive already; wait until one has finished.", limit=MAX_LIVE)
+        burst = self.session.burst
         handle = self.session.add(text, sampling_of(args), room=room, chat=args.get("chat", True) is True)
         self._made(room, viewer, handle)
-        return {"name": handle.name, "request_id": handle.request_id, "queued": status.state == "paused"}
+        made = {"name": handle.name, "request_id": handle.request_id, "queued": status.state == "paused"}
+        return {**made, **_said_of(burst, handle.name)}
 
     def _made(self, room: str, viewer: str, handle: Handle) -> None:
         with self._lock:
@@ -226,8 +240,35 @@ class LiveSource:
         workload = WORKLOADS.get(str(args.get("name")))
         if workload is None:
             raise EngineError("unknown_preset", "There is no preset of that name.")
+        home, before = self._rooms.get(room), max(self.session.trace(room).sequences, default=0)
         self.session.run_workload(workload, room=room)
-        return {"point": workload.point}
+        if home is not None:
+            home.script = (str(args["name"]), before)
+        return {"point": workload.point, **_said_of(self.session.burst)}
+
+    def do_compare(self, room: str, args: Mapping[str, object]) -> None:
+        """The room's last requests again in two modes: {"knob", "values"}; a Comparison comes in its trace. Where nothing
+        has run yet, the example named as "preset" is started first."""
+        knob, values = args.get("knob"), args.get("values")
+        check_pair(knob, values)
+        prompts, names = self._last_requests(room)
+        if not prompts and "preset" in args:
+            self.do_preset(room, {"name": args["preset"]})
+            prompts, names = self._last_requests(room)
+        if not prompts:
+            raise EngineError("nothing_to_compare", "There is nothing to run again yet. Send a prompt or start an example first.")
+        self.session.ask("job", room=room, name="compare", args={"knob": knob, "values": tuple(values), "prompts": prompts, "names": names})
+
+    def _last_requests(self, room: str) -> tuple:
+        """(prompts, names): the example that runs or ran, also the lines of it that are still to come; else what was
+        asked for since the room was last idle."""
+        trace, home = self.session.trace(room), self._rooms.get(room)
+        if home is not None and home.script is not None:
+            name, before = home.script
+            known, lines = last_requests(trace, before), self.session.script(WORKLOADS[name])
+            if {p.prompt for p in known[0]} <= {line.prompt for line in lines} and len(known[0]) <= len(lines):
+                return with_rest(known, lines, len({info.request_id for info in trace.sequences.values()}))
+        return last_requests(trace)
 
     def do_abort(self, room: str, args: Mapping[str, object]) -> dict[str, object]:
         request_id = args.get("request_id")
@@ -256,10 +297,12 @@ class LiveSource:
         name, value = str(args.get("name")), args.get("value")
         changed = with_knob(self._config(room), name, value)  # raises for what cannot be
         if self._is_fixed(name):
-            raise EngineError("engine_wide_knob", f"{name} is the same for all rooms of this public page. It cannot be changed here.", name=name)
+            raise EngineError("knob_fixed", f"{name} is the same for all rooms of this public page. It cannot be changed here.", name=name)
         if _is_int(value) and value > self._most(name):
             most = self._most(name)
-            raise EngineError("bad_config", f"{name} must be at most {most}, got {value}.", name=name, rule=f"at most {most}", value=str(value))
+            raise EngineError(
+                "bad_config", f"{name} must be at most {most}, got {value}.", name=name, rule=f"at most {most}", value=str(value)
+            )
         if args.get("dry_run") is True:
             flushes = KNOBS[name].cost is Cost.FLUSH and changed != self._config(room)
             return {"recompute": list(self.session.status(room).running) if flushes else []}
@@ -394,6 +437,16 @@ class LiveSource:
         with contextlib.suppress(EngineError):  # an engine that is not there runs nothing
             for request_id in ending:
                 self.session.ask("abort", room=room, request_id=request_id)
+
+
+def _said_of(burst: str | None, name: str = "") -> dict[str, object]:
+    """Where the engine runs in bursts: the page is told to ask for one, and when it will be."""
+    if burst is None:
+        return {}
+    if burst != "running" or not name:
+        return {"burst": True}
+    sentence = f"Queued as {name} for the next burst: the GPU is lent to one at a time."
+    return {"burst": True, "code": "queued_burst", "sentence": sentence, "fields": {"name": name}}
 
 
 def sampling_of(args: Mapping[str, object]) -> SamplingParams:

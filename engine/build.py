@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,11 +14,16 @@ from pathlib import Path
 
 import torch
 
-from engine.config import EngineConfig, ModelSource, arena_config, config_facts, resolve
+from engine.config import EngineConfig, ModelConfig, ModelSource, arena_config, config_facts, resolve
 from engine.core import EngineCore
 from engine.detokenizer import Detokenizer
 from engine.errors import EngineError
-from engine.models.loading import LoadedModel, load_model
+from engine.messages import Ready
+from engine.models.base import count_parameters
+from engine.models.hub import ModelFolder
+from engine.models.loading import LoadedModel, load_model, resolve_model
+from engine.models.registry import parse_config
+from engine.models.weights import read_config
 from engine.ops import choose_ops
 from engine.request import Request
 from engine.runner import DTYPES, ModelRunner, free_bytes, layout_of
@@ -32,11 +38,30 @@ def settle_source(source: ModelSource) -> ModelSource:
     return replace(source, device=device, dtype=dtype)
 
 
+def with_compiler(source: ModelSource) -> ModelSource:
+    """Triton compiles a launcher for each kernel when it first runs, with the machine's C compiler; without one the torch
+    references run, which the page says (facts). Who asked for Triton by name is refused.
+
+    Raises EngineError "no_compiler".
+    """
+    if not source.device.startswith("cuda") or source.backend == "torch" or c_compiler() is not None:
+        return source
+    if source.backend == "triton":
+        sentence = "The Triton kernels need a C compiler, and there is none here. Install gcc, or start with --backend torch."
+        raise EngineError("no_compiler", sentence)
+    return replace(source, backend="torch")
+
+
+def c_compiler() -> str | None:
+    """What Triton would call: CC, gcc or clang."""
+    return os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+
+
 def build_core(
     config: EngineConfig, progress: Callable[[float, str], None] = lambda fraction, text: None
 ) -> tuple[EngineCore, LoadedModel]:
     """Everything an engine needs, ready to step. Raises EngineError with a sentence when it cannot be had."""
-    config = replace(config, source=settle_source(config.source))
+    config = replace(config, source=with_compiler(settle_source(config.source)))
     device, dtype = torch.device(config.source.device), DTYPES.get(config.source.dtype, torch.float32)
     loaded = load_model(config.source.model, device, dtype, progress)
     page_bytes = layout_of(loaded.config, config.cache.page_size, config.source.dtype).page_bytes
@@ -57,26 +82,45 @@ def text_maker(loaded: LoadedModel) -> Callable[[Request], Detokenizer]:
 
 def facts(core: EngineCore, loaded: LoadedModel) -> dict[str, object]:
     """What every Trace of this run carries: plain data."""
-    config, shape = core.config, loaded.config
+    config = core.config
     return {
         "source": "live",
         "device": device_name(core.runner.device),
         "device_memory_bytes": device_memory(core.runner.device),
         "backend": core.runner.ops.backend,
+        **({} if c_compiler() or core.runner.device.type != "cuda" else {"no_compiler": True}),
         "dtype": config.source.dtype,
-        "model": {
-            "name": loaded.folder.name, "family": shape.family, "parameters": loaded.num_parameters, "layers": shape.num_layers,
-            "hidden_size": shape.hidden_size, "heads": shape.num_heads, "kv_heads": shape.num_kv_heads, "head_dim": shape.head_dim,
-            "vocab_size": shape.vocab_size, "tie_word_embeddings": shape.tie_word_embeddings,
-            "max_model_len": config.max_model_len, "weights": loaded.folder.source, "precision": loaded.folder.precision,
-        },
-        "eos_token_ids": sorted(shape.eos_token_ids),
+        "model": model_facts(loaded.folder, loaded.config, loaded.num_parameters, config.max_model_len),
+        "eos_token_ids": sorted(loaded.config.eos_token_ids),
         "kv_bytes_per_token": core.runner.arena.shape[1] // config.cache.page_size,
         "config": config_facts(config),
         "versions": versions(),
         "commit": commit(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }  # fmt: skip
+
+
+def model_facts(folder: ModelFolder, shape: ModelConfig, parameters: int, max_model_len: int | None) -> dict[str, object]:
+    """What can be said of a model before its weights are read."""
+    return {
+        "name": folder.name, "family": shape.family, "parameters": parameters, "layers": shape.num_layers,
+        "hidden_size": shape.hidden_size, "heads": shape.num_heads, "kv_heads": shape.num_kv_heads, "head_dim": shape.head_dim,
+        "vocab_size": shape.vocab_size, "tie_word_embeddings": shape.tie_word_embeddings,
+        "max_model_len": max_model_len, "weights": folder.source, "precision": folder.precision,
+    }  # fmt: skip
+
+
+def find_model(config: EngineConfig, progress: Callable[[float, str], None]) -> Ready:
+    """What there is to know, and to fetch, before a device is there: the model's files, its tokenizer's folder, its shape.
+
+    Raises EngineError as load_model does, for what can be seen without reading the weights.
+    """
+    folder = resolve_model(config.source.model, progress)
+    family, shape = parse_config(read_config(folder.path))
+    length = min(config.max_model_len or shape.max_position_embeddings, shape.max_position_embeddings)
+    model = model_facts(folder, shape, count_parameters(family.params(shape)), length)
+    meta = {"source": "live", "model": model, "eos_token_ids": sorted(shape.eos_token_ids), "versions": versions(), "commit": commit()}
+    return Ready(replace(config, max_model_len=length), folder, meta)
 
 
 def device_name(device: torch.device) -> str:

@@ -122,8 +122,8 @@ def compared(
         prompts = [replace(p, prompt="", sampling=_seeded(p.sampling)) for p in prompts]
         runs = []
         for i, value in enumerate(values):
-            for fraction, text in _Run(job, with_knob(config, knob, value), [_short(prompts[0])], knob, value).slices():
-                yield i / 2 + 0.0 * fraction, text
+            for _, text in _Run(job, with_knob(config, knob, value), [_short(prompts[0])], knob, value).slices():
+                yield i / 2, text
             run = _Run(job, with_knob(config, knob, value), prompts, knob, value)
             for fraction, text in run.slices():
                 yield (i + fraction) / 2, text

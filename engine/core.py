@@ -77,7 +77,15 @@ class EngineCore:
         home = self.housing.get(room)
         home.num_requests, home.num_events, home.config_index = start.name, start.events, start.config
         home.recorder.text_bytes = start.text_bytes
+        home.clock.busy_us = max(home.clock.busy_us, start.clock_us)
         home.scheduler.begin_at(start.step, start.sequence)
+
+    def number_from(self, room: str, request: int, sequence: int, name: int) -> None:
+        """What a room's next request is called, where somebody else has promised it (engine/burst.py)."""
+        home = self.housing.get(room)
+        self._next_request = max(self._next_request, request)
+        home.num_requests = max(home.num_requests, name)
+        home.scheduler.number_from(sequence)
 
     # ---- rooms and requests ----
 
@@ -110,6 +118,11 @@ class EngineCore:
         self.report(name)
         self.housing.close(name)
         return home
+
+    def forget(self, name: str) -> None:
+        """Drop what a room's ended requests left for others to hit."""
+        self.report(name)
+        self.housing.get(name).scheduler.pool.forget()
 
     def announce(self, artifact: object) -> None:
         """Something that the record of every room says, also of those that open later."""

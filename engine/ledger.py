@@ -1,7 +1,8 @@
 """What a session knows of one room: its records, who is alive in it, and how it stood when it last reported.
 
-Sequence numbers, names and steps are a room's own, so nothing here is shared between rooms. After the core died a
-Ledger writes the end of what it had in hand into the record and says where the room's numbering goes on.
+Sequence numbers, names and steps are a room's own, so nothing here is shared between rooms. After the core died, or
+went away as planned, a Ledger writes the end of what it had in hand into the record and says where the room's
+numbering goes on.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from engine.request import FinishReason
 from engine.store import TraceStore
 from engine.trace import FINISH_REASONS, TABLES, Op, StepError, Trace, TraceDelta
 
+_PARTS = ("schedule_us", "build_us", "run_us", "settle_us", "commit_us")
+
 
 @dataclass(frozen=True, slots=True)
 class Start:
@@ -30,6 +33,7 @@ class Start:
     events: int = 0
     config: int = 0
     settings: EngineConfig | None = None
+    clock_us: int = 0
 
 
 class Ledger:
@@ -69,41 +73,62 @@ class Ledger:
     def names(self, seq_ids: tuple[int, ...]) -> tuple[str, ...]:
         return tuple(self._names.get(i, f"#{i}") for i in seq_ids)
 
-    # ---- after a death ----
+    # ---- after the core has gone ----
 
     def bury(self, sentence: str) -> Start:
         """End what the dead core had in hand, in the records too, and say where a new one begins."""
-        trace = self.store.snapshot()
-        settings = self.report.config if self.report else None
-        num_events = int(trace.meta.get("event_base", 0)) + len(trace.events)
-        step = (trace.last_step if trace.last_step is not None else -1) + 1
-        if len(trace) or self.alive:
-            num_events = self._end_all(trace, step, num_events, f"{sentence} Its requests ended; a new engine was started.")
-            step += 1
-        requests = {info.request_id for info in trace.sequences.values()}
-        text_bytes = int(trace.meta.get("text_base", 0)) + len(trace.text_bytes)
-        return Start(
-            step, max(trace.sequences, default=0) + 1, max(requests, default=0) + 1, len(requests), text_bytes, num_events,
-            len(trace.meta.get("configs", ())), settings,
-        )  # fmt: skip
+        if len(self.store.snapshot()) or self.alive:
+            self._end_all("core_died", f"{sentence} Its requests ended; a new engine was started.")
+        return self._start()
 
-    def _end_all(self, trace: Trace, step: int, num_events: int, sentence: str) -> int:
-        """Record a failed step that ends everybody and empties the pool; returns the length of the event log."""
+    def rest(self, sentence: str = "") -> Start:
+        """The core went away as planned: what it had cached is gone, which the records say. With a sentence it was torn
+        away, and what still ran has ended. Says where the next one begins."""
+        trace = self.store.snapshot()
+        if self.alive or (len(trace) and _release_all(trace.pool_at(trace.last_step))):
+            self._end_all("burst_ended" if self.alive else "", sentence or "The burst ended before its requests did.")
+        return self._start()
+
+    def _start(self) -> Start:
+        trace = self.store.snapshot()
+        last = trace.steps[-1] if len(trace) else np.zeros((), TABLES["steps"])
+        requests = {info.request_id for info in trace.sequences.values()}
+        return Start(
+            step=_next_step(trace),
+            sequence=max(trace.sequences, default=0) + 1,
+            request=max(requests, default=0) + 1,
+            name=len(requests),
+            text_bytes=int(trace.meta.get("text_base", 0)) + len(trace.text_bytes),
+            events=int(trace.meta.get("event_base", 0)) + len(trace.events),
+            config=len(trace.meta.get("configs", ())),
+            settings=self.report.config if self.report else None,
+            clock_us=int(last["start_us"]) + sum(int(last[part]) for part in _PARTS),
+        )
+
+    def _end_all(self, code: str, sentence: str) -> None:
+        """Record a step that empties the pool and ends everybody; without a code it has not failed."""
+        trace = self.store.snapshot()
+        step = _next_step(trace)
         events = _release_all(trace.pool_at(trace.last_step)) if len(trace) else []
+        num_events = int(trace.meta.get("event_base", 0)) + len(trace.events) + len(events)
         last = trace.steps[-1] if len(trace) else np.zeros((), TABLES["steps"])
         row = np.zeros(1, TABLES["steps"])
-        values = {"step_id": step, "start_us": last["start_us"], "config": last["config"], "launch_id": step, "failed": 1}
-        for field, value in (values | {"event_end": num_events + len(events)}).items():
+        values = {"step_id": step, "start_us": last["start_us"], "config": last["config"], "launch_id": step, "failed": bool(code)}
+        for field, value in (values | {"event_end": num_events}).items():
             row[field] = value
         tables = {name: np.zeros(0, dtype) for name, dtype in TABLES.items()}
         tables |= {"steps": row, "events": np.array(events, TABLES["events"])}
         reason = FINISH_REASONS.index(FinishReason.ERROR)
         tables["finishes"] = np.array([(step, i, reason, 0) for i in self.alive], TABLES["finishes"])
-        self.store.apply(TraceDelta(tables, errors=(StepError(step, "core_died", sentence, tuple(self.alive)),)))
+        errors = (StepError(step, code, sentence, tuple(self.alive)),) if code else ()
+        self.store.apply(TraceDelta(tables, errors=errors))
         self.finished.update(dict.fromkeys(self.alive, FinishReason.ERROR))
         self.alive.clear()
         self.version += 1
-        return num_events + len(events)
+
+
+def _next_step(trace: Trace) -> int:
+    return 0 if trace.last_step is None else trace.last_step + 1
 
 
 def _release_all(pool) -> list[tuple[int, int, int, int]]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import queue
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from engine.config import knob_values, with_knob, with_room_knobs
@@ -59,7 +59,12 @@ class Loop:
         self._report_at = 0.0
 
     def run(self) -> None:
-        """Until told to stop. A fault outside a step ends the loop with a Died message."""
+        """Until told to stop."""
+        for _ in self.turns():
+            pass
+
+    def turns(self) -> Iterator[None]:
+        """The same a turn at a time. A fault outside a step ends it with a Died message."""
         try:
             self._report()
             while not self._stopping:
@@ -67,9 +72,22 @@ class Loop:
                 self._turn()
                 if time.monotonic() >= self._report_at:
                     self._report()
+                yield
             self._report()
         except Exception as error:
             self._send(Died(f"The engine stopped: {reason_of(error)}.", traceback.format_exc()))
+
+    @property
+    def is_idle(self) -> bool:
+        """No room has anything left to do, nor has a job."""
+        return self._job is None and not any(self.core.rooms[name].has_work or pace.script for name, pace in self._paces.items())
+
+    def end_all(self, sentence: str) -> None:
+        """End what runs in every room, with a sentence for those who lost something."""
+        self._end_job()
+        for name, pace in self._paces.items():
+            if self._abort_all(name):
+                pace.note = sentence
 
     # ---- one turn ----
 
@@ -159,10 +177,11 @@ class Loop:
         return request.request_id, request.name, seq_ids
 
     def do_workload(self, room: str, prompts: tuple[Prompt, ...], knobs: Mapping[str, object]) -> None:
-        """End what runs, set the knobs, start a script."""
+        """End what runs, set the knobs, forget cached prefixes (a workload shows the same each time), start a script."""
         pace = self._pace(room)
         self._abort_all(room)
         self._set_knobs(room, knobs)
+        self.core.forget(room)
         pace.steps = 0
         pace.script = sorted(prompts, key=lambda p: p.after_steps)
         self._run_script(room, pace)

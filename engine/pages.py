@@ -255,7 +255,7 @@ class PagePool:
             self._evict(page)
 
     def forget(self) -> None:
-        """Drop every cached content (prefix caching was switched off). Held pages stay held."""
+        """Drop every cached content. Held pages stay held."""
         for page in list(self._hash_of):
             self._evict(page)
         while self._idle:

@@ -24,7 +24,19 @@ from safetensors.numpy import load as unpack
 from safetensors.numpy import save as pack
 
 from engine.errors import EngineError
-from engine.recording_check import MAX_BYTES, MAX_HEADER, MAX_PROMPT, MAX_SAMPLES, MAX_WORD, Bad, Reader, check_layout, check_tables, parse
+from engine.recording_check import (
+    MAX_BYTES,
+    MAX_HEADER,
+    MAX_PROMPT,
+    MAX_SAMPLES,
+    MAX_WORD,
+    Bad,
+    Reader,
+    check_comparison,
+    check_layout,
+    check_tables,
+    parse,
+)
 from engine.trace import TABLES, KernelReport, Op, SequenceInfo, StepError, TensorSample, Trace
 
 FORMAT = "glass-recording"
@@ -220,6 +232,8 @@ def _artifacts(manifest: Reader, tensors: dict[str, np.ndarray]) -> tuple[object
             words = (item.text("name", 200), item.text("backend", 80), item.text("device", 200))
             numbers = (item.number("max_error"), item.number("tolerance"), item.flag("passed"))
             found.append(KernelReport(*words, *numbers, item.text("detail", 2000)))
+        elif kind == "Comparison":
+            found.append(check_comparison(item))
         else:
             raise Bad(f"it holds an artifact of an unknown kind, {kind[:40]}")
     return tuple(found)
@@ -259,6 +273,8 @@ def _plain(value: object) -> object:
         return _plain(value.value)
     if isinstance(value, np.generic):
         return _plain(value.item())
+    if dataclasses.is_dataclass(value):
+        return _fields(value)
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value if value is None or isinstance(value, (bool, int)) else _text(str(value))

@@ -10,10 +10,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from itertools import pairwise
 
 import numpy as np
 
-from engine.trace import FINISH_REASONS, TOP_WIDTH, WAIT_REASONS, Op, SequenceInfo
+from engine.trace import COMPARABLE, FINISH_REASONS, TOP_WIDTH, WAIT_REASONS, Comparison, ModeRun, Op, Pass, SequenceInfo
 
 MAX_BYTES = 384 * 2**20  # the ring's bound, probed arrays, and room
 MAX_HEADER = 8 * 2**20
@@ -23,6 +24,7 @@ MAX_PAGES = 2**22
 MAX_PROMPT = 2**20  # characters
 MAX_WORD = 500  # characters of a token
 MAX_REPLAY = 2**22  # events between two keyframes
+MAX_COMPARED = {"steps": 4000, "rows": 20_000, "sequences": 64}  # of one compared run
 _SIZES = {"BOOL": 1, "U8": 1, "I8": 1, "F16": 2, "BF16": 2, "I16": 2, "U16": 2, "I32": 4, "U32": 4, "F32": 4, "I64": 8, "U64": 8, "F64": 8}
 
 
@@ -125,6 +127,11 @@ class Reader:
         need(type(value) is bool, f"{self.what} has an impossible {key}")
         return value
 
+    def flags(self, key: str) -> tuple[bool, ...]:
+        value = self._get(key)
+        need(isinstance(value, list) and all(type(v) is bool for v in value), f"{self.what} has an impossible {key}")
+        return tuple(value)
+
     def text(self, key: str | int, most: int) -> str:
         value = self._get(key)
         need(isinstance(value, str) and len(value) <= most, f"{self.what} has an impossible or overlong {key}")
@@ -134,6 +141,17 @@ class Reader:
         value = self._get(key)
         need(isinstance(value, list) and all(type(v) is int and 0 <= v < 2**31 for v in value), f"{self.what} has an impossible {key}")
         return tuple(value)
+
+    def rows(self, key: str, highs: tuple[int, ...], most: int) -> tuple[tuple[int, ...], ...]:
+        """Rows of whole numbers from 0, each at most what stands in its place in `highs`."""
+        value = self._get(key)
+        need(isinstance(value, list) and len(value) <= most, f"{self.what} has an impossible {key}")
+        ok = all(
+            isinstance(row, list) and len(row) == len(highs) and all(type(v) is int and 0 <= v <= high for v, high in zip(row, highs))
+            for row in value
+        )
+        need(ok, f"{self.what} has an impossible {key}")
+        return tuple(map(tuple, value))
 
     def texts(self, key: str, most: int) -> tuple[str, ...]:
         value = self._get(key)
@@ -178,6 +196,41 @@ def _frozen(value: object, depth: int) -> object:
         need(len(value) <= 20_000, "its manifest holds an overlong text")
         return value.encode("utf-8", "replace").decode("utf-8")
     return value
+
+
+# ---- artifacts ----
+
+
+def check_comparison(item: Reader) -> Comparison:
+    """Two runs whose steps and sequences refer to each other rightly, so that no picture of them can fail."""
+    knob = item.text("knob", 80)
+    need(knob in COMPARABLE, "it compares modes that cannot be compared")
+    names, lengths = item.texts("names", 80), item.integers("num_prompt_tokens")
+    same = item.flags("same")
+    need(0 < len(names) <= MAX_COMPARED["sequences"] and len(names) == len(lengths) == len(same), "a comparison's sequences do not add up")
+    sizes = item.integer("page_size", 1, 2**16), item.integer("num_pages", 1, MAX_PAGES), item.integer("max_num_seqs", 1, 2**20)
+    runs = tuple(_mode_run(run, len(names)) for run in item.items("runs", 2))
+    values = [run.value for run in runs]
+    known = [list(pair[::way]) for pair in COMPARABLE[knob] for way in (1, -1)]
+    need([(type(v), v) for v in values] in [[(type(v), v) for v in pair] for pair in known], "it compares modes that cannot be compared")
+    return Comparison(knob, names, lengths, same, *sizes, runs)
+
+
+def _mode_run(run: Reader, sequences: int) -> ModeRun:
+    need(isinstance(run.value, dict), "a compared run is malformed")
+    value = run.flag("value") if type(run.value.get("value")) is bool else run.text("value", 80)
+    columns = [run.integers(name) for name in ("start_us", "step_us", "held", "used")]
+    steps, most, last = len(columns[0]), MAX_COMPARED["rows"], sequences - 1
+    need(0 < steps <= MAX_COMPARED["steps"] and all(len(c) == steps for c in columns), "a compared run's steps do not add up")
+    need(all(a <= b for a, b in pairwise(columns[0])), "a compared run's steps are out of order")
+    works = run.rows("works", (steps - 1, last, 2**30, 2**30, max(Pass)), most)
+    tokens = run.rows("tokens", (steps - 1, last), most)
+    waits = run.rows("waits", (last, steps - 1, steps - 1, len(WAIT_REASONS) - 1), most)
+    for rows in (works, tokens):
+        need(all(a[0] <= b[0] for a, b in pairwise(rows)), "a compared run's steps are out of order")
+    need(all(work[3] >= 1 for work in works), "a work computes no tokens")
+    need(all(wait[1] <= wait[2] for wait in waits), "a wait ends before it begins")
+    return ModeRun(value, *columns, works, tokens, waits)
 
 
 # ---- the tables ----

@@ -114,6 +114,10 @@ class Scheduler:
         """Number steps and sequences from here on. Before anything was added."""
         self._next_step, self._next_seq = step_id, seq_id
 
+    def number_from(self, seq_id: int) -> None:
+        """The next sequence's number; it only ever rises."""
+        self._next_seq = max(self._next_seq, seq_id)
+
     def check_fits(self, request: Request) -> None:
         """Refuse what could never run, before it queues."""
         length = len(request.prompt_token_ids)

@@ -65,7 +65,7 @@ def _serve(config: EngineConfig, starts: Starts, receive: Callable[[float], obje
 
     try:
         core, loaded = build_core(config, lambda fraction, text: send(Progress(fraction, text)))
-        _reopen(core, starts)
+        reopen(core, starts)
         send(Ready(core.config, loaded.folder, facts(core, loaded), tuple(core.rooms)))
     except EngineError as error:
         send(Died(advised(error, config.source.model).sentence))
@@ -79,7 +79,7 @@ def _serve(config: EngineConfig, starts: Starts, receive: Callable[[float], obje
     Loop(core, receive, send).run()
 
 
-def _reopen(core, starts: Starts) -> None:
+def reopen(core, starts: Starts) -> None:
     """Open the rooms that a dead core had, with their knobs and numbers. One that does not fit any more stays closed."""
     if starts is None:
         return
@@ -267,16 +267,19 @@ class Session:
         self._last_request = max(self._last_request, handle.request_id)
         return handle
 
-    def run_workload(self, workload: Workload, *, room: str = "main") -> None:
-        """End what runs in the room, set the workload's knobs, start its script."""
-        prompts = tuple(
+    def script(self, workload: Workload) -> tuple[Prompt, ...]:
+        """A workload's prompts, tokenised."""
+        return tuple(
             self.prompt(
                 line.text, SamplingParams(line.max_tokens, line.temperature, n=line.n), chat=line.chat, system=line.system,
                 priority=line.priority, after_steps=line.after_steps,
             )
             for line in workload.lines
         )  # fmt: skip
-        self.ask("workload", room=room, prompts=prompts, knobs=dict(workload.knobs))
+
+    def run_workload(self, workload: Workload, *, room: str = "main") -> None:
+        """End what runs in the room, set the workload's knobs, start its script."""
+        self.ask("workload", room=room, prompts=self.script(workload), knobs=dict(workload.knobs))
 
     def ask(self, name: str, /, **args: object) -> object:
         """Send a command and wait for its answer. Raises EngineError, also when the core is not there."""
@@ -327,6 +330,11 @@ class Session:
         """Numbers of the requests, of all rooms, that were reported and have not ended."""
         with self._changed:
             return frozenset(i for ledger in self._ledgers.values() for i in ledger.alive.values())
+
+    @property
+    def burst(self) -> str | None:
+        """Where the engine runs in bursts (engine/burst_session.py): "idle", "wanted" or "running". None: it is always there."""
+        return None
 
     @property
     def is_ready(self) -> bool:

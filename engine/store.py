@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from engine.trace import TABLES, SequenceInfo, StepError, TensorSample, Trace, TraceDelta
+from engine.trace import TABLES, Comparison, SequenceInfo, StepError, TensorSample, Trace, TraceDelta
 
 ARTIFACT_BYTES = 64 * 2**20  # budget for probed arrays
+MAX_COMPARISONS = 4  # the newest; each may take half a megabyte of a recording's manifest
 _TOKEN_BYTES = TABLES["tokens"].itemsize + TABLES["texts"].itemsize + 8  # and the text itself, about
 
 
@@ -116,10 +117,13 @@ class TraceStore:
     def _keep_artifacts(self, artifacts: tuple[object, ...]) -> None:
         if not artifacts:
             return
-        kept, used = [], 0
+        kept, used, compared = [], 0, 0
         for artifact in reversed([*self._artifacts, *artifacts]):  # the newest probed arrays that fit the budget
             used += artifact.values.nbytes if isinstance(artifact, TensorSample) else 0
-            if used <= ARTIFACT_BYTES or not isinstance(artifact, TensorSample):
+            compared += isinstance(artifact, Comparison)
+            if used > ARTIFACT_BYTES and isinstance(artifact, TensorSample):
+                continue
+            if compared <= MAX_COMPARISONS or not isinstance(artifact, Comparison):
                 kept.append(artifact)
         self._artifacts = kept[::-1]
 

@@ -23,7 +23,7 @@ ALLOWED = {  # beside the standard library and the package itself
     "engine": {"kernels", "torch", "numpy", "transformers", "tokenizers", "safetensors", "gguf", "huggingface_hub"},
     "viz": {"engine.trace", "engine.plan", "engine.request", "plotly", "numpy"},
     "viz.stage": {"engine.trace", "engine.plan", "engine.request", "plotly", "numpy", "starlette"},
-    "app": {"engine", "viz", "gradio"},
+    "app": {"engine", "viz", "gradio", "spaces"},  # spaces: only on ZeroGPU, which brings it
 }
 
 

@@ -79,7 +79,7 @@ def test_a_typed_prompt_is_served_and_drawn(opened):
     box.press("Enter")
     until(lambda: opened.evaluate("window.glass.stats.updates") > 5)
     until(lambda: ink(opened) > 1000)
-    caption = opened.locator(".glass-root [aria-live]").first
+    caption = opened.locator(".glass-caption [aria-live]")
     until(lambda: "Step" in (caption.text_content() or ""))
 
 

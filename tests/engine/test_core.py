@@ -150,7 +150,7 @@ def test_a_report_records_an_abort_while_nobody_steps():
 
 def test_a_core_that_follows_a_dead_one_goes_on_counting():
     core = make_core()
-    core.begin_at(SimpleNamespace(step=700, sequence=40, request=30, name=26, text_bytes=1000, events=5000, config=3))
+    core.begin_at(SimpleNamespace(step=700, sequence=40, request=30, name=26, text_bytes=1000, events=5000, config=3, clock_us=9))
     (seq_id,) = add(core, 4, 3)
     run(core)
     trace = trace_of(core)

@@ -16,6 +16,7 @@ from engine.config import CacheConfig, EngineConfig, ModelSource, SchedulerConfi
 from engine.errors import EngineError
 from engine.request import FinishReason, SamplingParams
 from engine.session import Session
+from engine.workloads import WORKLOADS
 
 LONG = SamplingParams(max_tokens=400, ignore_eos=True)
 
@@ -240,3 +241,15 @@ def test_scores_that_are_no_numbers_fail_the_step_with_a_sentence(tiny_llama, tm
         assert session.trace().pool_at(session.trace().last_step).tables == {}
     finally:
         session.close()
+
+
+def test_a_workload_that_is_started_again_finds_nothing_of_its_first_run_in_the_cache(session):
+    for _ in range(2):
+        first = (session.trace().last_step or -1) + 1
+        session.run_workload(WORKLOADS["shared"])
+        session.wait_idle()
+        trace = session.trace()
+        begun = trace.rows("works", first, trace.last_step)
+        earliest = begun[begun["seq_id"] == begun["seq_id"].min()]
+        assert earliest["num_cached"].max() == 0
+        assert begun["num_cached"].max() > 0, "the later ones of the same run do hit it"

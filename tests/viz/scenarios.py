@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from functools import cache
 
-from engine.trace import Trace
+from engine.compare import last_requests
+from engine.jobs import start_job
+from engine.trace import TABLES, Trace
 from tests.factories import add, make_core, make_trace, prompt_of, run, trace_of
 
 
@@ -109,8 +111,45 @@ def hostile() -> Trace:
     )  # fmt: skip
 
 
+COMPARED = ("none", "contiguous", "static", "chunked", "prefixes", "swapped")
+
+
+@cache
+def compared(kind: str) -> Trace:
+    """A run with the real comparison of two modes."""
+    knob, values, knobs = {
+        "none": ("mode", ("paged", "none"), {}),
+        "contiguous": ("mode", ("paged", "contiguous"), {}),
+        "static": ("batching", ("continuous", "static"), {"max_num_seqs": 3}),
+        "chunked": ("chunked_prefill", (True, False), {"max_num_batched_tokens": 8}),
+        "prefixes": ("prefix_caching", (True, False), {}),
+        "swapped": ("mode", ("none", "paged"), {"max_num_seqs": 2}),
+    }[kind]
+    core = make_core(**{"pages": 48, "page_size": 4, "max_num_seqs": 4, "max_num_batched_tokens": 16, **knobs})
+    add(core, prompt_of(5, 1), 12)
+    add(core, prompt_of(11, 2), 10)
+    for _ in range(4):
+        core.step()
+    add(core, (*prompt_of(11, 2)[:8], 5, 6, 7), 8)
+    add(core, prompt_of(30, 4), 6)
+    add(core, prompt_of(6, 5), 6, n=2, temperature=0.8, seed=7)
+    run(core)
+    before = trace_of(core)
+    prompts, names = last_requests(before)
+    job = start_job(core, "compare", {"knob": knob, "values": values, "prompts": prompts, "names": names})
+    while not job.advance():
+        pass
+    job.close()
+    tables = {name: getattr(before, name) for name in TABLES}
+    return Trace(tables, before.sequences, before.token_texts, before.meta, tuple(job.take_artifacts()))
+
+
+def with_comparison() -> Trace:
+    return compared("contiguous")
+
+
 MAKERS = {
-    f.__name__: f for f in (empty, one_step, long, preempted, broken, crowded, large_pool, ahead, static, slabs, no_cache, hostile)
+    f.__name__: f for f in (empty, one_step, long, preempted, broken, crowded, large_pool, ahead, static, slabs, no_cache, hostile, with_comparison)
 } | {"busy": make_trace}
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import base64
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations
@@ -130,13 +131,18 @@ def main() -> None:
     args = p.parse_args()
     views = {n: v for n, v in load_views().items() if args.view in (None, n)}
     traces = {path: load(path) for path in sorted(RECORDINGS.glob("*.glass"))}
-    plan = {name: moments(view, traces) for name, view in views.items()}
+    plan = {}
+    for name, view in views.items():
+        try:
+            plan[name] = moments(view, traces)
+        except LookupError as error:  # say so, and make the other views' pictures
+            print(error, file=sys.stderr)
     secret = args.answers or args.out.with_name(f"{args.out.name}-answers")
     for folder in (args.out, secret):
         folder.mkdir(parents=True, exist_ok=True)
     for name, picture in pictures(views, plan, args.theme, args.vision):
         (args.out / name).write_bytes(picture)
-    _update(args.out / "questions.json", {name: [a.question for a in view.asks] for name, view in views.items()})
+    _update(args.out / "questions.json", {name: [a.question for a in views[name].asks] for name in plan})
     _update(secret / "answers.json", {f"{n}-{i}": list(m.answers) for n, pair in plan.items() for i, m in enumerate(pair, 1)})
     _update(secret / "moments.json", {f"{n}-{i}": [m.recording.name, m.step] for n, pair in plan.items() for i, m in enumerate(pair, 1)})
 

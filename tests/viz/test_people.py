@@ -108,9 +108,12 @@ class Person(Browser):
         raise AssertionError(f"it never became so: {self.now.get('people')}")
 
 
+QUICK = Times(tick=0.05)
+
+
 @pytest.fixture
 def stage():
-    def build(source=None, *, public=False, limits: Limits = NO_LIMITS, times: Times = Times(tick=0.05), shipped=True, **config):
+    def build(source=None, *, public=False, limits: Limits = NO_LIMITS, times: Times = QUICK, shipped=True, **config):
         source = source or ManySource(() if public else ("main",))
         shelf = Shelf(lambda content: Trace(), lambda name: make_trace(40) if shipped and name == "ragged" else None)
         lobby = Lobby(source, shelf, public=public)
@@ -119,7 +122,9 @@ def stage():
         client = TestClient(Starlette(routes=routes(hub)))
         made.append(client)
         client.__enter__()  # one event loop for all sockets of a test
-        return SimpleNamespace(source=source, lobby=lobby, hub=hub, people=people, client=client, open=lambda: client.websocket_connect("/glass/ws"))
+        return SimpleNamespace(
+            source=source, lobby=lobby, hub=hub, people=people, client=client, open=lambda: client.websocket_connect("/glass/ws")
+        )
 
     made: list[TestClient] = []
     yield build
@@ -450,7 +455,11 @@ def test_a_host_may_hand_the_role_over(stage):
 def test_limits_refuse_with_numbers():
     now = [0.0]
     meter = Meter(PUBLIC, lambda: now[0])
-    for args, code in (({"text": "x" * 4001}, "prompt_capped"), ({"text": "a", "max_tokens": 257}, "sampling_capped"), ({"text": "a", "n": 5}, "sampling_capped")):
+    for args, code in (
+        ({"text": "x" * 4001}, "prompt_capped"),
+        ({"text": "a", "max_tokens": 257}, "sampling_capped"),
+        ({"text": "a", "n": 5}, "sampling_capped"),
+    ):
         with pytest.raises(Refused) as refused:
             meter.check("p", "prompt", args)
         assert refused.value.code == code and refused.value.fields["limit"]

@@ -40,7 +40,7 @@ class Engine:
     def __init__(self, length: int = 12, at: int = 0) -> None:
         self.length, self.at, self.left, self.state = length, at, 0, "paused"
         self.said: list[tuple[str, dict]] = []
-        self.compares, self.dies_at = False, None
+        self.compares, self.dies_at, self.refuses = False, None, None
 
     def trace(self, room: str) -> Trace:
         return make_steps(self.at)
@@ -55,6 +55,8 @@ class Engine:
     async def command(self, room: str, viewer: str, name: str, args: Mapping[str, object]) -> dict:
         if self.state == "dead":
             raise Refused("engine_not_ready", "The engine is not running.")
+        if name == self.refuses:
+            return {"ok": False, "code": "no", "sentence": "Not now."}
         self.said.append((name, dict(args)))
         if name == "preset":
             self.left = self.length
@@ -354,6 +356,16 @@ async def test_comparing_needs_the_engines_word_and_trying_needs_the_engine():
         assert ("needs the live engine" in told["note"]) is not compares
         assert (("compare", {"knob": "mode", "values": ["paged", "none"]}) in engine.said) is compares
         assert told["try"] == {"text": "Turn it.", "knob": "mode", "value": "none"}
+
+
+@plays
+async def test_a_comparison_that_is_refused_leaves_the_beat_standing():
+    engine = Engine()
+    engine.compares, engine.refuses = True, "compare"
+    stage = Stage(engine, chapter(text(until=until_step(1), compare=("mode", "paged", "none"))))
+    viewer = await stage.enter()
+    told = await stage.press(viewer)
+    assert told["sentence"] == "Step 1." and b"Not now." in viewer.outbox[-1]
 
 
 def lobby(base, trace: Trace | None = None) -> Lobby:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -246,7 +247,7 @@ def test_prompts_that_share_blocks_are_counted_as_shared() -> None:
 def test_a_phone_shows_the_boxes_below_each_other_without_clocks() -> None:
     made = frame(decoding(), 3, SIZES[4])
     boxes = [m for m in made.marks if m.id.startswith("box:")]
-    assert [m.id for m in boxes] == [f"box:{b}" for b in BOXES] and all(a.y1 < b.y0 for a, b in zip(boxes, boxes[1:]))
+    assert [m.id for m in boxes] == [f"box:{b}" for b in BOXES] and all(a.y1 < b.y0 for a, b in pairwise(boxes))
     assert places(made)["running"] == ["A", "B", "C"] and not [s for s in made.series if s.name.startswith("clock")]
     assert {"nobody new", "3 tokens scheduled", "3 requests", "3 rows of logits", "3 tokens sampled"} <= set(texts(made))
     assert [b.kind for b in made.badges] == ["state"]
@@ -256,5 +257,6 @@ def test_samples_that_share_a_prompt_begin_with_one_row_of_logits() -> None:
     core = make_core(pages=32)
     add(core, prompt_of(9, 1), 4, n=3, temperature=0.7, seed=1)
     core.step()
-    f, said = facts(trace_of(core), 0), " ".join(texts(frame(trace_of(core), 0)))
+    trace = trace_of(core)
+    f, said = facts(trace, 0), " ".join(texts(frame(trace, 0)))
     assert (f.logits, f.sampled) == (1, 3) and "1 row of logits → 3 samples" in said and "3 rows" not in said

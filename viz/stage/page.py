@@ -29,7 +29,7 @@ ELEMENT = '<div class="glass-root" data-theme="light" data-glass></div>'
 _LOADER = """
 const mount = element.querySelector('[data-glass]') || element;
 const base = location.pathname.replace(/[^/]*$/, '') + 'glass/';
-const start = () => window.glassMount(mount, {base: base});
+const start = () => window.glassMount(mount, {base: base, lend: () => trigger('submit')});
 if (window.glassMount) { start(); } else {
   const style = document.createElement('link');
   style.rel = 'stylesheet';

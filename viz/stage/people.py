@@ -112,9 +112,7 @@ class People:
             `hide(room, request_ids)`, `touched(room)`, `is_open(room)`.
     """
 
-    def __init__(
-        self, hub: Hub, limits: Limits = NO_LIMITS, times: Times = TIMES, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, hub: Hub, limits: Limits = NO_LIMITS, times: Times = TIMES, clock: Callable[[], float] = time.monotonic) -> None:
         self.hub, self.limits, self.times, self._clock = hub, limits, times, clock
         self.meter = Meter(limits, clock)
         self.homes: dict[str, Home] = {}
@@ -162,7 +160,9 @@ class People:
             return
         role = home.role_of_link(viewer.invite) or self._role_without_link(home)
         if role is None:
-            raise Refused("link_needed", "This room can only be entered with a link from its host. Ask for a new one, or start your own room.")
+            raise Refused(
+                "link_needed", "This room can only be entered with a link from its host. Ask for a new one, or start your own room."
+            )
         if home.no_newcomers:
             raise Refused("room_locked", "The host has closed this room to newcomers. Ask the host to open it again.")
         self._welcome(home, viewer.person, role)
@@ -247,7 +247,12 @@ class People:
             reply = await self.hub.ask(viewer, "prompt", args)
         member = self.member(viewer)
         if reply.get("queued") and reply.get("name") and member is not None and member.role is not Role.HOST:
-            return {**reply, "code": "queued_paused", "sentence": f"Queued as {reply['name']}; the host has paused.", "fields": {"name": reply["name"]}}
+            return {
+                **reply,
+                "code": "queued_paused",
+                "sentence": f"Queued as {reply['name']}; the host has paused.",
+                "fields": {"name": reply["name"]},
+            }
         return reply
 
     @contextlib.contextmanager
@@ -290,7 +295,9 @@ class People:
                 await self.hub.source.command(home.name, guest.person, "abort", {"request_id": request})
         for its in tuple(guest.viewers):
             its.invite = ""
-            await self.hub.turn_out(its, "The host has removed you from this room. Type a sentence to start one of your own.", code="removed")
+            await self.hub.turn_out(
+                its, "The host has removed you from this room. Type a sentence to start one of your own.", code="removed"
+            )
         guest.viewers.clear()
         self._changed(home)
         return {"ok": True, "name": guest.name}

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import gzip
 import hashlib
+import os
 from collections.abc import Callable
 from functools import cache
 from importlib.metadata import version
@@ -57,12 +58,14 @@ def _of(hub: Hub, handler: Callable) -> Callable:
 
 
 def same_host(connection: HTTPConnection) -> bool:
-    """A browser's Origin must be the host that it talks to; tools that send none are let in."""
+    """A browser's Origin must be the host that it talks to, under whatever name the proxy in front gives it (a Space tells
+    its own); tools that send none are let in."""
     origin = connection.headers.get("origin")
     if not origin or origin == "null":
         return origin is None
     forwarded = connection.headers.get("x-forwarded-host", "").split(",")[0].strip()
-    return urlsplit(origin).netloc.lower() in {connection.headers.get("host", "").lower(), forwarded.lower()} - {""}
+    names = {connection.headers.get("host", ""), forwarded, *os.environ.get("SPACE_HOST", "").split(",")}
+    return urlsplit(origin).netloc.lower() in {name.strip().lower() for name in names} - {""}
 
 
 def address_of(connection: HTTPConnection, proxies: int = 0) -> str:

@@ -54,6 +54,7 @@ class Source(Protocol):
         progress: {"text", "fraction"} or None; error: {"code", "sentence"} or None;
         knobs: {name: {"value", "label", "choices" | "min", "max", "cost": "nothing" | "flush" | "rebuild", "why"}},
         a knob with "why" is greyed; presets: [{"name", "title"}]; tokens_per_s, steps_per_s;
+        burst: where a GPU is lent: "idle", "wanted" (something waits for one) or "running"; else None or missing;
         max_fps: fewer frames a second than the hub's own limit, while the engine needs the machine;
         recording: {"save": bool, "open": bool}; hint: a sentence for the prompt's placeholder.
         """

@@ -254,7 +254,12 @@ class Tour:
             place.note = "ui.chapter.compareLive"
             return
         knob, *values = beat.compare
-        await walk.say("compare", knob=knob, values=values)
+        try:
+            await walk.say("compare", knob=knob, values=values)
+        except Left:
+            raise
+        except Exception as error:  # another job runs: the beat stands without it
+            return walk.viewer.post(encode({"t": "error", **failure_of(error)}))
         place.views = self._known(("compare", *place.views))
 
     def _ask(self, talk: Talk) -> None:

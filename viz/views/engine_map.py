@@ -161,11 +161,11 @@ class _Picture:
                 return
 
     def _samples(self, rect: Rect, middle: float) -> None:
-        """In the sampler: tokens of how many rows of logits. Several samples may begin with one row."""
+        """In the sampler, where it is not a token a row: several samples begin with one row of logits."""
         f, t = self.facts, self.t
         key = "samples" if f.sampled > f.logits else "tokens"
         lines = [t("engine_map.flow.logits", n=f.logits), t(f"engine_map.sampler.{key}", n=f.sampled)]
-        if f.logits and len(self.sheet.labels) + 4 <= MAX_LABELS:
+        if f.logits and f.sampled != f.logits and len(self.sheet.labels) + 4 <= MAX_LABELS:
             self._lines_in(rect, lines, middle)
 
     def _flows(self) -> list[tuple[int | None, str]]:
@@ -276,7 +276,8 @@ class _Picture:
         said = self._flow_words()
         for i, (name, (n, _)) in enumerate(zip(BOXES, self._flows())):
             top = tops[name] + heights.get(name, line) + self._pad(name)
-            self._arrow_down(x0 + (4 if self.is_phone else 7) * sheet.advance, top + 2, top + gap - 2, n, "" if self.is_tight else said[i], x1)
+            x = x0 + (4 if self.is_phone else 7) * sheet.advance
+            self._arrow_down(x, top + 2, top + gap - 2, n, "" if self.is_tight else said[i], x1)
         self._done_right(x0, x1, y - 2, lane)
         for name in CLOCKS:
             self._clocks_right(name, x1 - 8, tops[name])
@@ -299,7 +300,8 @@ class _Picture:
         for name, texts in (("cache", (f"{taken} · {shared} · {freed} · {free}", f"{taken} · {shared} · {freed}")),
                             ("executor", (self._executor_line(),))):  # fmt: skip
             after = x0 + 8 + sheet.span(self.t(f"engine_map.{name}")) + 1.5 * sheet.advance
-            x, y = (after, tops[name] + 3 + line / 2) if self.is_flat or (self.is_phone and name == "executor") else (x0 + 8, tops[name] + 3 + 1.5 * line)
+            is_beside = self.is_flat or (self.is_phone and name == "executor")
+            x, y = (after, tops[name] + 3 + line / 2) if is_beside else (x0 + 8, tops[name] + 3 + 1.5 * line)
             for text in texts:
                 if sheet.span(text) <= x1 - 6 - x and sheet.put(text, x, y):
                     break

@@ -109,7 +109,7 @@ class Chapters {
     const votes = predict.votes > 1 ? WORDS.chapter.votes(predict.votes) : "";
     if (this.asking) return [predict.guess ? WORDS.chapter.guessed(this.nameOf(predict.guess)) : WORDS.chapter.cue, votes].filter(Boolean).join(" · ");
     if (predict.votes < 2 || !predict.tally) return this.offer ? this.offer.text : "";
-    return [WORDS.chapter.agreed(predict.agreed, predict.votes), ...predict.tally.slice(0, 3).map((t) => `${t.votes} × ${this.nameOf(t.mark)}${t.right ? " ✓" : ""}`)].join(" · ");
+    return [WORDS.chapter.agreed(predict.agreed, predict.votes), ...predict.tally.slice(0, 3).map((t) => WORDS.chapter.tally(t.votes, this.nameOf(t.mark)) + (t.right ? " ✓" : ""))].join(" · ");
   }
 
   // What a mark is called in the picture, up to its first stop.

@@ -93,7 +93,21 @@ class Drawer {
     if (text === this.shown || this.knobs.contains(document.activeElement)) return;
     this.shown = text;
     this.knobPart.hidden = !Object.keys(knobs).length;
-    this.knobs.replaceChildren(...Object.entries(knobs).map(([name, knob]) => this.knob(name, knob)));
+    this.knobs.replaceChildren(...Object.entries(knobs).flatMap(([name, knob]) => [this.knob(name, knob), ...(knob.compare || []).map((pair) => this.compareButton(name, knob, pair))]));
+  }
+
+  compareButton(name, knob, [value, other]) {
+    const said = WORDS.compareWith(other === true ? WORDS.on : other === false ? WORDS.off : named(`choice.${other}`, String(other)));
+    return h("button", { type: "button", class: "glass-button glass-text", text: said, disabled: Boolean(knob.why), "aria-label": `${named(`knob.${name}`, name)}: ${said}`, onclick: () => this.compare(name, [value, other]) });
+  }
+
+  // The last requests run again in two modes; the picture of both comes beside the one that is there.
+  async compare(knob, values) {
+    const { stage } = this, reply = await stage.command("compare", { knob, values });
+    if (!reply.ok || stage.state.views[0] === "compare") return;
+    stage.tab = 1;
+    stage.max = stage.phone ? 1 : null;
+    stage.setView({ index: 1 }, "compare");
   }
 
   knob(name, knob) {
@@ -109,7 +123,7 @@ class Drawer {
       control = h("input", { type: "number", class: "glass-number", disabled: off, value: String(knob.value), min: String(knob.min ?? ""), max: String(knob.max ?? ""), step: String(knob.step ?? (Number.isInteger(knob.value) ? 1 : "any")),
         onchange: () => { const value = Number(control.value); if (control.value !== "" && Number.isFinite(value)) send(clamp(value, knob.min ?? -Infinity, knob.max ?? Infinity)); } });
     }
-    const note = off ? knob.why : WORDS.cost[knob.cost] || knob.note || "";
+    const note = off ? phrase(knob.why, "said") : WORDS.cost[knob.cost] || knob.note || "";
     return h("label", { class: off ? "glass-off" : null }, h("span", { text: named(`knob.${name}`, (knob.label || name).replace(/_/g, " ")) }), control, h("small", { text: note }));
   }
 }

@@ -7,6 +7,7 @@ class People {
   }
 
   get isGuest() { return Boolean(this.said && this.said.role !== "host"); }
+  get alone() { return Boolean(this.said && this.said.everyone_hosts && this.said.count < 2); }
   get following() { return Boolean(this.said && this.said.following); }
 
   // The control in the header; built anew with the header.
@@ -58,7 +59,7 @@ class People {
 
   show() {
     if (!this.button) return;
-    const said = this.said, alone = said && said.everyone_hosts && said.count < 2;
+    const { said, alone } = this;
     this.button.hidden = !said;
     this.again.hidden = !this.isGuest;
     if (!said) return;
@@ -73,7 +74,9 @@ class People {
 
   // After the bars were shown: what only the host may touch is greyed, with the reason.
   grey() {
-    const off = this.isGuest, { transport, header, prompt } = this.stage;
+    const off = this.isGuest;
+    this.stage.root.classList.toggle("glass-guest", off);
+    const { transport, header, prompt } = this.stage;
     const forward = off && this.stage.at.following; // stepping through the past is everybody's own
     for (const [element, held] of [[transport.play, off], [transport.step, forward], [transport.pace, off], [header.presets, off], [header.back, off], [header.open, off], [prompt.input, off && !this.mayPrompt], [prompt.send, off && !this.mayPrompt]]) {
       if (!element || element.disabled === held) continue;
@@ -122,7 +125,7 @@ class People {
   hides(item) { return Boolean(this.said && this.said.hidden.includes(item.request)); }
 
   showHide(button, item) {
-    button.hidden = !this.said || this.isGuest;
+    button.hidden = !this.said || this.isGuest || this.alone;
     if (button.hidden) return;
     setText(button, this.hides(item) ? WORDS.people.showText : WORDS.people.hideText);
     button.setAttribute("aria-label", (this.hides(item) ? WORDS.people.showTextOf : WORDS.people.hideTextOf)(item.name));

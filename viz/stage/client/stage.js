@@ -6,6 +6,7 @@ class Stage {
   constructor(root, options) {
     this.root = root;
     this.base = new URL(options.base || ".", location.href);
+    this.lendGpu = options.lend;
     this.abort = new AbortController();
     this.signal = this.abort.signal;
     this.catalogue = [];
@@ -167,6 +168,7 @@ class Stage {
     }).then((reply) => {
       if (!reply.ok) this.tellNotice((reply.sentence = sentenceOf(reply)), true);
       else if (reply.sentence) this.tellNotice(sentenceOf(reply), false);
+      if (reply.burst) this.asksForGpu = true;
       return reply;
     });
   }
@@ -222,12 +224,12 @@ class Stage {
     this.cameTo(header.room);
     this.offers = header.offers || [];
     if (!this.arrived) this.landed(header.at || {});
-    this.arrived = true;
     if (header.sentence) this.tellNotice(sentenceOf(header.problem && header.problem.code ? header.problem : header), false);
     const known = new Set(this.catalogue.map((v) => v.name));
     const wanted = this.state.views.filter((v) => known.has(v));
     this.state.views = wanted.length ? wanted : header.default_views;
     this.arrange();
+    this.arrived = true;
     this.tell();
   }
 
@@ -308,6 +310,7 @@ class Stage {
     this.drawer.show(status, this.chipRow);
     this.showSelected();
     this.showProgress(status.progress);
+    this.lend(status.burst);
     this.showFault(status.error);
     this.showEmpty();
   }
@@ -322,6 +325,12 @@ class Stage {
     }
     const chip = this.chipRow && this.chipRow.items.find((c) => c.id === id);
     if (chip) this.drawer.select(`${chip.name}: ${WORDS.state[chip.state]}, ${WORDS.tokens(chip.tokens)}`, chip.prompt);
+  }
+
+  // Where a GPU is lent for each burst, Gradio says who asks: an event of its own, from the page whose prompt waits.
+  lend(burst) {
+    if (this.asksForGpu && burst === "wanted" && this.lendGpu) this.lendGpu();
+    if (burst === "wanted" || burst === "idle") this.asksForGpu = false;
   }
 
   showProgress(progress) {
