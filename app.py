@@ -15,11 +15,6 @@ from pathlib import Path
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-IS_ZERO_GPU = os.environ.get("SPACES_ZERO_GPU", "").lower() in ("1", "t", "true")  # as the package itself decides
-if IS_ZERO_GPU:
-    import spaces  # before anything touches CUDA
-IS_SPACE = "SPACE_ID" in os.environ
-
 import gradio as gr
 
 from engine.audience import Hosting, LiveSource, for_many, rooms_that_fit
@@ -45,6 +40,8 @@ from viz.stage.tour import Tour
 from viz.words.caption import caption
 
 RECORDINGS = Path(__file__).parent / "assets" / "recordings"
+IS_SPACE = "SPACE_ID" in os.environ
+IS_ZERO_GPU = os.environ.get("SPACES_ZERO_GPU", "").lower() in ("1", "t", "true")  # as the package `spaces` decides
 PATIENCE_S = 2.5
 PAGE_CSS = """
 html, body, gradio-app { margin: 0; padding: 0; overflow: hidden; }
@@ -95,6 +92,8 @@ def source_of(args: argparse.Namespace) -> Lobby:
 def session_of(config: EngineConfig, args: argparse.Namespace) -> Session:
     """On ZeroGPU the engine runs in bursts, whose GPU the visitor's quota pays for: the page has PATIENCE_S to say who asks."""
     if IS_ZERO_GPU:
+        import spaces  # before anything touches CUDA; elsewhere it need not be there
+
         return BurstSession(config, spaces.GPU(duration=BURST_S), patience=PATIENCE_S)
     return Session(config, own_process=args.own_process)
 

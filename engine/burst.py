@@ -73,7 +73,9 @@ def burst(config: EngineConfig, starts: Mapping[str, Start], orders: Sequence[Or
         raise queue.Empty
 
     loop = Loop(core, receive, sent.append)
-    yield from _batches(loop, sent, deadline, f"The burst's {seconds:.0f} seconds were over before this was done. Send it again for another burst.")
+    yield from _batches(
+        loop, sent, deadline, f"The burst's {seconds:.0f} seconds were over before this was done. Send it again for another burst."
+    )
 
 
 def _batches(loop, sent: list[object], deadline: float, late: str) -> Iterator[list[object]]:

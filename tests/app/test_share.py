@@ -239,7 +239,7 @@ def test_a_view_embedded_in_a_slide_has_a_caption_and_a_small_transport_and_keep
     deck.evaluate(
         f"""() => {{ document.body.innerHTML = '<h1>A slide</h1><iframe id="view" width="760" height="420" src="{live[2]}?embed=blocks"></iframe>'; }}"""
     )
-    frame = next(f for f in iter(lambda: deck.frame(url="**embed=blocks*"), 0) if f)
+    frame = deck.wait_for_selector("#view").content_frame()
     frame.wait_for_function(
         "window.glass && window.Plotly && glass.stats.updates > 0 && glass.stage.shown().every((p) => p.model && p.model.figure)",
         timeout=20_000,
@@ -257,6 +257,8 @@ def test_a_view_embedded_in_a_slide_has_a_caption_and_a_small_transport_and_keep
     before = frame.evaluate(height)
     assert before == [420, 420, 760]
     frames = frame.evaluate("glass.stats.frames")
+    prompt(tab, "while the slide is shown", max_tokens=100)
+    say(tab, "play")
     for _ in range(20):  # U6: a frame that follows what its page reports must not grow
         deck.evaluate("(h) => { document.querySelector('#view').height = h; }", frame.evaluate("document.documentElement.scrollHeight"))
         time.sleep(0.05)
@@ -267,6 +269,7 @@ def test_a_view_embedded_in_a_slide_has_a_caption_and_a_small_transport_and_keep
     frame.locator(".glass-sentence").click()
     frame.evaluate("window.dispatchEvent(new Event('focus'))")
     assert not shown(".glass-click")
+    said = frame.evaluate("glass.stage.commands")
     deck.keyboard.press("Space")
-    frame.wait_for_function("['paused', 'running'].includes(glass.stage.status.state)")
+    frame.wait_for_function(f"glass.stage.commands > {said}")
     deck.close()

@@ -31,7 +31,7 @@ from viz.view import View, ViewState
 RECORDINGS = Path(__file__).resolve().parents[2] / "assets" / "recordings"
 SIZE, SHOWN = (1280, 720), (640, 360)
 MOMENTS_A_RECORDING = 96
-GUESSES = frozenset({"0", "1", "A", "none", "nobody"})
+GUESSES = frozenset({"0", "1", "2", "3", "A", "A·1", "none", "nobody"})  # what readers without the picture say
 ONLY_THE_PANEL = """
 .glass-root.glass-embed { grid-template-rows: minmax(0, 1fr) !important; }
 .glass-root > :not(.glass-body) { display: none !important; }
@@ -47,7 +47,9 @@ class Moment:
     answers: tuple[str, ...]
 
     def worth(self) -> float:
-        return sum(0.3 if a in GUESSES else 1.0 for a in self.answers)
+        """How little of it a reader could guess: more than one right guess spoils a moment."""
+        guessed = sum(a in GUESSES for a in self.answers)
+        return len(self.answers) - 0.7 * guessed - 5 * max(guessed - 1, 0)
 
 
 def answers(view: View, trace: Trace, step: int) -> tuple[str, ...]:

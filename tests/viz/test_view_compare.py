@@ -63,7 +63,9 @@ def test_tokens_that_differ_are_said_and_named() -> None:
 
 def test_both_runs_share_one_axis_of_time_and_the_badge_names_the_device() -> None:
     frame = render(VIEW, compared("static"), ViewState())
-    assert frame.axes["xaxis2"]["range"] == frame.axes["xaxis3"]["range"] and frame.axes["xaxis2"]["domain"] == frame.axes["xaxis3"]["domain"]
+    assert (
+        frame.axes["xaxis2"]["range"] == frame.axes["xaxis3"]["range"] and frame.axes["xaxis2"]["domain"] == frame.axes["xaxis3"]["domain"]
+    )
     assert frame.axes["yaxis4"]["range"] == frame.axes["yaxis5"]["range"]
     assert [badge.kind for badge in frame.badges] == ["measured"] and "test" in frame.badges[0].text
 

@@ -86,7 +86,7 @@ def test_samples_wait_in_the_queue_while_their_prompt_is_read() -> None:
     trace = trace_of(core)
     said = texts(render(VIEWS["batching"], trace, ViewState(step=0)))
     assert [trace.name(int(w["seq_id"])) for w in queue(trace, 0)] == ["A·2", "A·3"] and not len(queue(trace, 1))
-    assert said[0] == "waiting" and "A·2 waits: A·1 reads their prompt first (9 tokens)" in said and said.count("idle now") == 7
+    assert said[0] == "waiting" and "A·2 waits: A·1 computes the shared prompt first (9 tokens)" in said and said.count("idle now") == 7
     answers = [[ask.answer(trace, ViewState(step=step)) for ask in VIEWS["batching"].asks] for step in (0, 1)]
     assert answers == [["A·1", "7", "9", "A·2", "1"], ["A·1", "5", "3", "nobody", "0"]]
 

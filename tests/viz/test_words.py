@@ -185,7 +185,7 @@ def test_a_wait_in_the_queue_names_who_is_before_it() -> None:
     trace = scenario("busy")
     said = {reason_words(w, trace) for w in trace.waits}
     assert "F·1 waits: E is before it in the queue" in said
-    assert "F·2 waits: F·1 reads their prompt first (6 tokens)" in said
+    assert "F·2 waits: F·1 computes the shared prompt first (6 tokens)" in said
 
 
 def test_static_batching_says_how_many_are_left() -> None:

@@ -203,10 +203,10 @@ class _Picture:
         self.kind = kind_of(it)
         self.curves = [_CURVES[self.kind](lane) for lane in self.lanes]
         self.highest = max(float(c.max()) for curves in self.curves for c in curves) or 1.0
-        self.unit = t_unit = self.t(f"compare.curve.{self.kind}")
+        self.unit = self.t(f"compare.curve.{self.kind}")
         sheet, font = self.sheet, self.sheet.font
         names = max(sheet.span(cut(visible(name), 6)) for name in it.names)
-        self.left = round(max(names, min(sheet.span(t_unit), sheet.width * 0.2), sheet.span(self._top())) + font)
+        self.left = round(max(names, min(sheet.span(self.unit), sheet.width * 0.2), sheet.span(self._top())) + font)
         self.right = sheet.width - 12
         self.end = _nice(max(lane.total_us for lane in self.lanes))
         self._heights()
@@ -308,7 +308,7 @@ class _Picture:
     def _title(self, number: int, lane: Measured, top: float) -> None:
         sheet, t = self.sheet, self.t
         numbers = {"mode": self._said(number), "steps": lane.num_steps, "tokens": int(lane.computed.sum()), "time": duration(lane.total_us)}
-        for key in ("compare.lane", "compare.lane.short", "compare.lane.shortest"):
+        for key in ("compare.lane", "compare.lane.short", "compare.lane.shorter", "compare.lane.shortest"):
             if sheet.span(t(key, **numbers)) <= sheet.width - 24:
                 break
         sheet.put(t(key, **numbers), 12, top + sheet.line / 2, room=sheet.width - 24)
@@ -330,8 +330,10 @@ class _Picture:
     def _ticks(self) -> None:
         sheet, y = self.sheet, self.sheet.height - 4 - self.sheet.line / 2
         sheet.put(self.t("compare.time"), self.left - 8, y, "muted", anchor="right", room=self.left - 10)
-        for part, anchor in ((0.0, "left"), (1.0, "right"), (0.5, "center"), (0.25, "center"), (0.75, "center")):
-            said = duration(part * self.end) if part else "0"
+        widest = max(sheet.span(duration(part * self.end)) for part in (0.25, 0.5, 0.75, 1.0))
+        parts = (0.0, 0.25, 0.5, 0.75, 1.0) if 5.5 * widest < self.right - self.left else (0.0, 0.5, 1.0)
+        for part in parts:
+            said, anchor = duration(part * self.end) if part else "0", "left" if not part else "right" if part == 1 else "center"
             sheet.put(said, self.left + part * (self.right - self.left), y, "muted", anchor=anchor)
 
     def _marks(self, number: int, lane: Measured, hue: list[int | None]) -> list[Mark]:
@@ -436,13 +438,14 @@ WORDS = {
     "compare.differ": "They did not write the same tokens: {who} differ.",
     "compare.lane": "{mode}: {steps:,} steps, {tokens:,} tokens computed, {time}",
     "compare.lane.short": "{mode}: {steps:,} steps, {tokens:,} tokens, {time}",
-    "compare.lane.shortest": "{mode}: {steps:,} steps, {time}",
+    "compare.lane.shorter": "{mode}: {steps:,} steps, {time}",
+    "compare.lane.shortest": "{mode}: {time}",
     "compare.time": "time",
-    "compare.curve.none": "tokens computed",
+    "compare.curve.none": "tokens",
     "compare.curve.contiguous": "blocks",
     "compare.curve.chunked_prefill": "gap, ms",
     "compare.curve.batching": "idle slots",
-    "compare.curve.prefix_caching": "prompt tokens",
+    "compare.curve.prefix_caching": "tokens",
     "compare.legend.decode": "one token (decode)",
     "compare.legend.prefill": "prompt tokens (prefill)",
     "compare.legend.recompute": "computed again",

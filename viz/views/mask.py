@@ -244,8 +244,8 @@ def _last_sees(trace: Trace, state: ViewState) -> str:
     return str(int(last["start"] + last["num_tokens"]))
 
 
-def _decoding(trace: Trace, state: ViewState) -> str:
-    return str(int(np.count_nonzero(_works(trace, state)["num_tokens"] == 1)))
+def _all_queries(trace: Trace, state: ViewState) -> str:
+    return str(int(_works(trace, state)["num_tokens"].sum()))
 
 
 WORDS = {
@@ -287,7 +287,7 @@ VIEW = View(
         Ask("Which request has the most query tokens in this step?", _most),
         Ask("How many keys of the topmost request were cached before this step?", _first_cached),
         Ask("How many keys does the very last query row see?", _last_sees),
-        Ask("How many requests have exactly one query token?", _decoding),
+        Ask("How many query tokens are in this step, all requests together?", _all_queries),
     ),
     order=30,
 )

@@ -58,7 +58,7 @@ WORDS = {
     "wait.free": ("{n:,} is free", "{n:,} are free"),
     "wait.free.none": "none is free",
     "wait.max_seqs": ("the only batch slot is taken", "all {n:,} batch slots are taken"),
-    "wait.sibling_prompt": ("{parent} reads their prompt first ({n:,} token)", "{parent} reads their prompt first ({n:,} tokens)"),
+    "wait.sibling_prompt": ("{parent} computes the shared prompt first ({n:,} token)", "{parent} computes the shared prompt first ({n:,} tokens)"),
     "wait.static_batch": ("the running batch must end first ({n:,} is left)", "the running batch must end first ({n:,} are left)"),
     "wait.queue_order": "{first} is before it in the queue",
     "wait.preemption": "{victim} just lost its blocks, so nobody joins",

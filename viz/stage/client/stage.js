@@ -168,7 +168,7 @@ class Stage {
     }).then((reply) => {
       if (!reply.ok) this.tellNotice((reply.sentence = sentenceOf(reply)), true);
       else if (reply.sentence) this.tellNotice(sentenceOf(reply), false);
-      if (reply.burst) this.asksForGpu = true;
+      if (reply.burst || reply.later) this.asksForGpu = true;
       return reply;
     });
   }
@@ -330,7 +330,8 @@ class Stage {
   // Where a GPU is lent for each burst, Gradio says who asks: an event of its own, from the page whose prompt waits.
   lend(burst) {
     if (this.asksForGpu && burst === "wanted" && this.lendGpu) this.lendGpu();
-    if (burst === "wanted" || burst === "idle") this.asksForGpu = false;
+    if (burst === "wanted" || (burst === "idle" && this.burstWas === "running")) this.asksForGpu = false;
+    this.burstWas = burst;
   }
 
   showProgress(progress) {
