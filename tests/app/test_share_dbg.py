@@ -35,6 +35,7 @@ SEEN = """() => ({
   caption: document.querySelector('.glass-sentence').textContent,
   chips: [...document.querySelectorAll('.glass-chip')].filter((c) => !c.hidden).map((c) => [c.title, c.getAttribute('aria-pressed'), c.dataset.color]),
   selection: glass.state.selection, theme: glass.state.theme, step: glass.stage.at.step, ranges: glass.stage.ranges(),
+  badges: [...document.querySelectorAll(".glass-panel")].map((p) => [p.querySelector(".glass-panel-head").offsetHeight, p.querySelector(".glass-legend").offsetHeight, p.querySelector(".glass-badges").textContent]),
 })"""
 
 

@@ -50,6 +50,13 @@ class Axes {
 
   shift(dx, dy) { this.lookAt(this.lens.k, this.lens.x + dx, this.lens.y + dy); }
 
+  // The panel changed its size: the same part of the picture is seen.
+  keepLens(width, height) {
+    const [w, h_] = this.lensFor || [width, height];
+    if (this.lens.k > 1 && (w !== width || h_ !== height)) this.lens = { k: this.lens.k, x: (this.lens.x * width) / w, y: (this.lens.y * height) / h_ };
+    this.lensFor = [width, height];
+  }
+
   // Never past the picture's edge.
   lookAt(k, x, y) {
     const [w, h_] = [this.host.clientWidth, this.host.clientHeight];
@@ -66,6 +73,7 @@ class Axes {
     if (!named.length) return this.clear();
     const [width, height] = [this.host.clientWidth, this.host.clientHeight];
     if (width < 40 || height < 40) return;
+    this.keepLens(width, height);
     const last = JSON.stringify([named, width, height, this.look.generation]);
     if (last === this.last && !force) return;
     this.last = last;
