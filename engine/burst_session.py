@@ -178,15 +178,16 @@ class BurstSession(Session):
         self._run = None
         for name in run.rooms & self._ledgers.keys():
             ledger, room = self._ledgers[name], self._rooms[name]
-            lost = bool(ledger.alive)
+            said = fault or "The burst ended before its requests did."
             if ledger.alive:
-                ledger.rest(fault)
+                ledger.rest(said)
+                ledger.sentence = said
             for seq_id in run.promised.get(name, ()):
                 ledger.finished.setdefault(seq_id, FinishReason.ERROR)
             if ledger.report is not None and run.ready:
                 room.settings = ledger.report.config
-            if fault or lost:
-                ledger.sentence = fault or "The burst ended before its requests did."
+            if fault:
+                ledger.sentence = fault
         self._note_change(run.rooms)
 
     def _note_change(self, rooms) -> None:
@@ -360,4 +361,5 @@ def sentence_of(error: BaseException) -> str:
     said = re.sub(r"<[^>]*>", "", str(getattr(error, "message", None) or error))
     if said.strip() == "GPU task aborted":
         return "The GPU was taken back before the burst had ended. What was waiting can be sent again."
-    return f"There was no burst: {reason_of(RuntimeError(' '.join(said.split())))}."
+    said = " ".join(said.split()).partition(" Try re-running outside of examples")[0]  # there are none here
+    return f"There was no burst: {reason_of(RuntimeError(said))}."

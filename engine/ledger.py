@@ -77,16 +77,20 @@ class Ledger:
 
     def bury(self, sentence: str) -> Start:
         """End what the dead core had in hand, in the records too, and say where a new one begins."""
-        if len(self.store.snapshot()) or self.alive:
-            self._end_all("core_died", f"{sentence} Its requests ended; a new engine was started.")
+        trace = self.store.snapshot()
+        if len(trace) or self.alive:
+            said = f"{sentence} Its requests ended; a new engine was started."
+            self._end_all(StepError(_next_step(trace), "core_died", said, tuple(self.alive)))
         return self._start()
 
     def rest(self, sentence: str = "") -> Start:
         """The core went away as planned: what it had cached is gone, which the records say. With a sentence it was torn
         away, and what still ran has ended. Says where the next one begins."""
         trace = self.store.snapshot()
-        if self.alive or (len(trace) and _release_all(trace.pool_at(trace.last_step))):
-            self._end_all("burst_ended" if self.alive else "", sentence or "The burst ended before its requests did.")
+        if self.alive:
+            self._end_all(StepError(_next_step(trace), "burst_ended", sentence, tuple(self.alive)))
+        elif len(trace) and _release_all(trace.pool_at(trace.last_step)):
+            self._end_all()
         return self._start()
 
     def _start(self) -> Start:
@@ -105,23 +109,22 @@ class Ledger:
             clock_us=int(last["start_us"]) + sum(int(last[part]) for part in _PARTS),
         )
 
-    def _end_all(self, code: str, sentence: str) -> None:
-        """Record a step that empties the pool and ends everybody; without a code it has not failed."""
+    def _end_all(self, error: StepError | None = None) -> None:
+        """Record a step that empties the pool and ends everybody; without an error it has not failed."""
         trace = self.store.snapshot()
         step = _next_step(trace)
         events = _release_all(trace.pool_at(trace.last_step)) if len(trace) else []
         num_events = int(trace.meta.get("event_base", 0)) + len(trace.events) + len(events)
         last = trace.steps[-1] if len(trace) else np.zeros((), TABLES["steps"])
         row = np.zeros(1, TABLES["steps"])
-        values = {"step_id": step, "start_us": last["start_us"], "config": last["config"], "launch_id": step, "failed": bool(code)}
+        values = {"step_id": step, "start_us": last["start_us"], "config": last["config"], "launch_id": step, "failed": error is not None}
         for field, value in (values | {"event_end": num_events}).items():
             row[field] = value
         tables = {name: np.zeros(0, dtype) for name, dtype in TABLES.items()}
         tables |= {"steps": row, "events": np.array(events, TABLES["events"])}
         reason = FINISH_REASONS.index(FinishReason.ERROR)
         tables["finishes"] = np.array([(step, i, reason, 0) for i in self.alive], TABLES["finishes"])
-        errors = (StepError(step, code, sentence, tuple(self.alive)),) if code else ()
-        self.store.apply(TraceDelta(tables, errors=errors))
+        self.store.apply(TraceDelta(tables, errors=() if error is None else (error,)))
         self.finished.update(dict.fromkeys(self.alive, FinishReason.ERROR))
         self.alive.clear()
         self.version += 1

@@ -22,7 +22,7 @@ from viz import theme as themes
 from viz.view import Frame, Paint, Raster, Series
 
 _BAR_PATTERN = {"diagonal": "/", "cross": "x", "dots": "."}
-_HATCH = 8.0  # pixels between two strokes, as on the stage
+_HATCH, _CROSS = 8.0, 12.0  # pixels between two strokes, as on the stage
 _MAX_STROKES = 8000
 _GAP_FROM = 9.0  # cells so wide are told apart by a gap
 FONT = "Inter, Segoe UI, Roboto, Helvetica Neue, Noto Sans, Liberation Sans, Arial, sans-serif"
@@ -224,13 +224,14 @@ def _hatches(raster: Raster, theme: str, plane: _Plane) -> list[go.Scatter]:
             x, y = plane.values(*_dots(boxes))
             found.append(go.Scatter(x=x, y=y, mode="markers", marker={"size": 2.6, "color": _rgba(ink, 0.55)}, **look))
         else:
-            x, y = plane.values(*_strokes(boxes, both=paint.hatch == "cross"))
+            cross = paint.hatch == "cross"
+            x, y = plane.values(*_strokes(boxes, _CROSS if cross else _HATCH, both=cross))
             found.append(
                 go.Scatter(
                     x=x,
                     y=y,
                     mode="lines",
-                    line={"width": 1.2, "color": _rgba(ink, 0.8 if paint.color == "waste" else 0.45)},
+                    line={"width": 1.8 if cross else 1.2, "color": _rgba(ink, 0.8 if paint.color == "waste" else 0.65 if cross else 0.45)},
                     connectgaps=False,
                     **look,
                 )
@@ -253,19 +254,19 @@ def _boxes(raster: Raster, kind: int, plane: _Plane) -> list[tuple[float, float,
     return [(*sorted((x[a], x[b])), *sorted((y[c], y[d]))) for a, b, c, d in found]
 
 
-def _strokes(boxes: list[tuple[float, float, float, float]], both: bool) -> tuple[np.ndarray, np.ndarray]:
+def _strokes(boxes: list[tuple[float, float, float, float]], pitch: float, both: bool) -> tuple[np.ndarray, np.ndarray]:
     """Rising lines (and falling ones) through boxes; NaN parts them."""
     xs: list[float] = []
     ys: list[float] = []
     for x0, x1, y0, y1 in boxes:
-        for k in range(math.ceil((y0 - x1) / _HATCH), math.floor((y1 - x0) / _HATCH) + 1):
-            low, high = max(x0, y0 - k * _HATCH), min(x1, y1 - k * _HATCH)
+        for k in range(math.ceil((y0 - x1) / pitch), math.floor((y1 - x0) / pitch) + 1):
+            low, high = max(x0, y0 - k * pitch), min(x1, y1 - k * pitch)
             xs += [low, high, math.nan]
-            ys += [low + k * _HATCH, high + k * _HATCH, math.nan]
-        for k in range(math.ceil((y0 + x0) / _HATCH), math.floor((y1 + x1) / _HATCH) + 1) if both else ():
-            low, high = max(x0, k * _HATCH - y1), min(x1, k * _HATCH - y0)
+            ys += [low + k * pitch, high + k * pitch, math.nan]
+        for k in range(math.ceil((y0 + x0) / pitch), math.floor((y1 + x1) / pitch) + 1) if both else ():
+            low, high = max(x0, k * pitch - y1), min(x1, k * pitch - y0)
             xs += [low, high, math.nan]
-            ys += [k * _HATCH - low, k * _HATCH - high, math.nan]
+            ys += [k * pitch - low, k * pitch - high, math.nan]
         if len(xs) > 3 * _MAX_STROKES:
             break
     return np.array(xs), np.array(ys)

@@ -12,7 +12,7 @@ from functools import lru_cache
 
 from engine.trace import Trace
 from viz.theme import MIN_FONT
-from viz.view import Badge, Frame, Label, ViewState
+from viz.view import Badge, Frame, Label, Paint, ViewState
 from viz.words.catalogue import words
 
 MAX_LABELS = 40
@@ -166,6 +166,11 @@ def recorded(trace: Trace, state: ViewState) -> tuple[Badge, ...]:
     t = words(state.language)
     device, date = visible(str(trace.meta.get("device") or t("badge.recorded.nowhere")))[:80], trace.meta.get("date")
     return (Badge("recorded", t("badge.recorded", device=device, date=visible(str(date))[:10]) if date else device),)
+
+
+def framed(color: str, label: str) -> Paint:
+    """A legend entry for what is outlined in the picture: its swatch is a frame."""
+    return Paint(color, label, alpha=0.01)
 
 
 def too_small(state: ViewState) -> bool:

@@ -61,6 +61,7 @@ def tab(live):
         say(found, "live")
         wait_live(found)
         say(found, "pace", value=60)
+        say(found, "pause")
         for text in ("alpha beta", "gamma", "delta epsilon zeta", "eta"):
             prompt(found, text, max_tokens=400)
         say(found, "play")

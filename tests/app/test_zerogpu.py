@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from engine.config import CacheConfig, EngineConfig, ModelSource
 from engine.recording import decode
 from engine.request import SamplingParams
 from engine.session import Session
+from engine.trace import Trace
 from tests.app.test_page import until
 from tests.app.test_rooms import Tab
 
@@ -39,7 +41,7 @@ class Gpu:
         self.folder = folder
 
     def wish(self, **wishes: object) -> None:
-        for name in ("quota", "die", "seconds"):
+        for name in ("quota", "die", "seconds", "slow"):
             (self.folder / name).unlink(missing_ok=True)
         for name, value in wishes.items():
             (self.folder / name).write_text(str(value))
@@ -91,14 +93,25 @@ def prompt(tab: Tab, text: str, **args: object) -> dict:
     return tab.ask("prompt", text=text, chat=False, temperature=0.0, **{"max_tokens": 12, **args})
 
 
-def rest(tab: Tab) -> None:
-    """Until nothing runs and nothing waits."""
+def trace(space, tab: Tab) -> Trace:
+    try:
+        with urllib.request.urlopen(f"{space[0]}glass/recording?viewer={tab.known['viewer']}", timeout=30) as answer:
+            return decode(answer.read())
+    except urllib.error.HTTPError:  # nothing has been recorded yet
+        return Trace()
+
+
+def rest(space, tab: Tab, reply: dict) -> Trace:
+    """Until a request has ended and its burst is over; what was recorded."""
+
+    def over() -> bool:
+        found = trace(space, tab)
+        mine = [i for i, info in found.sequences.items() if info.request_id == reply["request_id"]]
+        return bool(mine) and set(mine) <= set(found.finishes["seq_id"].tolist())
+
+    until(over, 120)
     until(lambda: status(tab)["burst"] == "idle", 120)
-
-
-def trace(space, tab: Tab):
-    with urllib.request.urlopen(f"{space[0]}glass/recording?viewer={tab.known['viewer']}", timeout=30) as answer:
-        return decode(answer.read())
+    return trace(space, tab)
 
 
 def newest(found):
@@ -131,8 +144,7 @@ def test_bursts_make_the_tokens_of_an_ordinary_session_and_one_continuous_record
     for number, text in enumerate(TEXTS):
         reply = prompt(tab, text)
         assert reply["ok"] and reply["burst"], reply
-        rest(tab)
-        found = trace(space, tab)
+        found = rest(space, tab, reply)
         info, made = newest(found)
         assert (info.name, info.request_id, info.seq_id) == ("ABC"[number], number + 1, number + 1)
         assert (info.name, info.request_id) == (reply["name"], reply["request_id"])
@@ -152,18 +164,15 @@ def test_bursts_make_the_tokens_of_an_ordinary_session_and_one_continuous_record
 def test_two_viewers_see_the_same(space, gpu, tab):
     with Tab(space[0] + "glass/") as other:
         go_live(other)
-        prompt(tab, "for both")
-        until(lambda: status(other)["burst"] == "running", 60)
-        rest(tab)
-        rest(other)
-        mine, theirs = trace(space, tab), trace(space, other)
+        reply = prompt(tab, "for both")
+        mine, theirs = rest(space, tab, reply), rest(space, other, reply)
         assert mine.last_step == theirs.last_step and newest(mine) == newest(theirs)
         until(lambda: tab.known["last"] == other.known["last"] == mine.last_step)
 
 
 def test_a_preset_runs_its_script_and_what_comes_during_a_burst_waits_for_the_next(space, gpu, tab):
-    before = max(trace(space, tab).sequences, default=0) if status(tab)["recording"]["save"] else 0
-    calls = len(gpu.calls())
+    before, calls = max(trace(space, tab).sequences, default=0), len(gpu.calls())
+    gpu.wish(slow=4)
     assert tab.ask("preset", name="shared")["burst"]
     until(lambda: status(tab)["burst"] == "running", 60)
     late = prompt(tab, "for the next one")
@@ -175,17 +184,15 @@ def test_a_preset_runs_its_script_and_what_comes_during_a_burst_waits_for_the_ne
         refused = tab.ask(name, **args)
         assert refused["code"] == "not_in_bursts" and "arrows" in refused["sentence"]
     assert tab.ask("knob", name="max_num_seqs", value=2)["code"] == "burst_running"
-    rest(tab)
-    found = trace(space, tab)
+    gpu.wish()
+    found = rest(space, tab, late)
     asked = [found.sequences[i] for i in sorted(found.sequences) if i > before]
     assert [info.prompt for info in asked][3:] == ["for the next one"] and len(asked) == 4
     assert asked[3].name == late["name"] and asked[3].request_id == late["request_id"]
     assert len({info.name for info in asked}) == len({info.request_id for info in asked}) == 4
     assert len(gpu.calls()) == calls + 2
     assert tab.ask("knob", name="max_num_seqs", value=2)["knobs"]["max_num_seqs"] == 2  # between two bursts it is turned
-    prompt(tab, "with the knob")
-    rest(tab)
-    assert trace(space, tab).meta["configs"][-1]["max_num_seqs"] == 2
+    assert rest(space, tab, prompt(tab, "with the knob")).meta["configs"][-1]["max_num_seqs"] == 2
 
 
 @pytest.mark.parametrize(
@@ -200,14 +207,12 @@ def test_a_burst_that_fails_is_a_sentence_and_the_next_one_works(space, gpu, tab
     gpu.wish(**wishes)
     reply = prompt(tab, "in vain", max_tokens=400)
     assert reply["ok"]
-    until(lambda: (status(tab)["error"] or {}).get("sentence") == said, 60)
-    rest(tab)
+    until(lambda: (status(tab)["error"] or {}).get("sentence") == said and status(tab)["burst"] == "idle", 60)
     assert status(tab)["state"] == "idle" and not status(tab)["running"] and not status(tab)["queued"]
     gpu.wish()
     reply = prompt(tab, TEXTS[0])
-    rest(tab)
+    found = rest(space, tab, reply)
     until(lambda: status(tab)["error"] is None)
-    found = trace(space, tab)
     info, made = newest(found)
     assert info.name == reply["name"] and made == ordinary(TEXTS[0])
     if "die" in wishes:

@@ -27,9 +27,18 @@ from viz.words.why import why_selected
 
 Caption = Callable[[Trace, int, str], str]
 Part = Callable[[Viewer], object]  # plain JSON for one viewer, None for nothing
+WORKERS = 2
 CACHED_PANELS = 96
 TIMELINE_EVERY = 0.4  # seconds; the scrubber reads whole tables
 PINNED_EVERY = 2.0  # seconds; a viewer in the past sees the same step however far the engine is
+
+
+@dataclass(eq=False)
+class Turn:
+    """Everybody in a room who wants frames when its turn comes gets those of the same version."""
+
+    granted: asyncio.Future
+    users: int = 0
 
 
 @dataclass(eq=False)
@@ -47,6 +56,7 @@ class Room:
     bins: tuple[str, dict, list[np.ndarray]] = ("", {}, [])
     bins_at: float = 0.0
     bins_version: object = None
+    turn: Turn | None = None
     texts: OrderedDict = field(default_factory=OrderedDict)
     watcher: asyncio.Task | None = None
 
@@ -63,8 +73,27 @@ class Composer:
     ) -> None:
         self._source, self._views, self._caption, self._slots, self._parts = source, views, caption, slots, parts
         self._panels: OrderedDict[tuple, asyncio.Task] = OrderedDict()
-        self._workers = ThreadPoolExecutor(2, thread_name_prefix="glass-render")
+        self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="glass-render")
+        self._slots = asyncio.Semaphore(WORKERS)
         self.num_rendered = 0
+
+    async def in_turn(self, viewer: Viewer, room: Room) -> bytes:
+        """compose(), once it is the room's turn: what is sent is chosen then, so many busy rooms make frames rarer, not
+        older."""
+        turn = room.turn
+        if turn is None:
+            turn = room.turn = Turn(asyncio.ensure_future(self._slots.acquire()))
+        turn.users += 1
+        try:
+            await asyncio.shield(turn.granted)
+            if room.turn is turn:
+                room.turn = None  # who comes later waits for the next one
+            return await self.compose(viewer, room)
+        finally:
+            turn.users -= 1
+            if not turn.users:
+                room.turn = None if room.turn is turn else room.turn
+                turn.granted.add_done_callback(lambda _: self._slots.release())
 
     async def compose(self, viewer: Viewer, room: Room) -> bytes:
         """The newest state of everything that a viewer looks at, without what it already has."""

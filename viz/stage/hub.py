@@ -386,7 +386,7 @@ class Hub:
                 viewer.next_at = time.monotonic() + 1 / _fps(viewer, room)
                 viewer.credit -= 1
                 viewer.seq += 1
-                return await self.composer.compose(viewer, room)
+                return await self.composer.in_turn(viewer, room)
             left = deadline - time.monotonic()
             if left <= 0:
                 return None

@@ -21,6 +21,7 @@ from viz.stage.viewer import room_name
 PRIVATE = "~"  # begins the name of a place that no link can name
 MOVES_TO_LIVE = ("prompt", "preset")
 ENDED = "That room has ended. Here is a recording; type a sentence to start a room of your own."
+FIRST_PACE = 4.0  # steps a second of a first prompt
 INTRO = "ragged"  # the preset that plays before anything is typed, and that a first prompt joins
 
 
@@ -171,6 +172,7 @@ class Lobby:
         if name == "prompt" and room in self._fresh:
             self._fresh.discard(room)
             await self.base.command(room, viewer, "preset", {"name": INTRO})  # so that the prompt becomes request D
+            await self.base.command(room, viewer, "pace", {"value": FIRST_PACE})  # at full speed nobody would see it
         return await self.base.command(room, viewer, name, args)
 
     async def _to_a_room(self, room: str, viewer: str, name: str, args: Mapping[str, object]) -> dict:
@@ -272,7 +274,7 @@ class Lobby:
     async def save_recording(self, room: str, viewer: str) -> tuple[str, bytes]:
         save = getattr(self.base, "save_recording", None)
         if save is None or room[0] == PRIVATE:
-            raise Refused("nothing_recorded", "This page shows a recording: there is nothing new to save.")
+            raise Refused("nothing_to_save", "This page shows a recording: there is nothing new to save.")
         return await save(room, viewer)
 
     async def open_recording(self, room: str, viewer: str, name: str, content: bytes) -> dict:

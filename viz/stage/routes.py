@@ -26,11 +26,12 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 from viz.calculator import calculator
 from viz.stage import export, page
 from viz.stage.codec import encode
-from viz.stage.hub import Hub, failure_of, parse
+from viz.stage.hub import Hub, failure, failure_of, parse
 from viz.stage.viewer import Viewer
 
 MAX_RECORDING = 256 << 20
 HELLO_SECONDS = 10.0
+GONE = failure("gone", "This page was away too long.")
 
 
 def routes(hub: Hub, *, with_page: bool = False) -> list[BaseRoute]:
@@ -157,8 +158,10 @@ async def _calculator(hub: Hub, request: Request) -> Response:
 async def _save(hub: Hub, request: Request) -> Response:
     viewer = hub.viewers.get(request.query_params.get("viewer", ""))
     save = getattr(hub.source, "save_recording", None)
-    if viewer is None or save is None:
-        return JSONResponse({"ok": False, "code": "gone", "sentence": "There is nothing to save here."}, 404)
+    if viewer is None:
+        return JSONResponse(GONE, 404)
+    if save is None:
+        return JSONResponse(failure("nothing_to_save", "There is nothing to save here."), 404)
     try:
         hub.check(viewer, "save_recording", {})
         name, content = await save(viewer.room, viewer.id)
@@ -171,8 +174,10 @@ async def _save(hub: Hub, request: Request) -> Response:
 async def _open(hub: Hub, request: Request) -> Response:
     viewer = hub.viewers.get(request.query_params.get("viewer", ""))
     take = getattr(hub.source, "open_recording", None)
-    if viewer is None or take is None or not same_host(request):
-        return JSONResponse({"ok": False, "code": "gone", "sentence": "A recording cannot be opened here."}, 404)
+    if viewer is None:
+        return JSONResponse(GONE, 404)
+    if take is None or not same_host(request):
+        return JSONResponse(failure("cannot_open", "A recording cannot be opened here."), 404)
     content = await _body(request, MAX_RECORDING)
     if content is None:
         return JSONResponse({"ok": False, "code": "too_large", "sentence": "The file is larger than 256 MiB."}, 413)

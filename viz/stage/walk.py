@@ -8,7 +8,6 @@ in time (an engine runs past the moment before the pause arrives).
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -99,7 +98,6 @@ class Walk:
         await self.return_to(preset, recorded=False)
         await self._stand_still()
         before = self.trace.last_step
-        await self._forget_prefixes()
         await self.say("preset", name=preset)
         await self.say("pause")
         return 0 if before is None else before + 1
@@ -126,14 +124,6 @@ class Walk:
         await self.say("pause")
         if was_running:
             await asyncio.sleep(QUIET_S)
-
-    async def _forget_prefixes(self) -> None:
-        """A workload's moments begin with an empty prefix cache. Switched off, it forgets; the preset switches it on."""
-        knob = (self.status.get("knobs") or {}).get("prefix_caching") or {}
-        if knob.get("value") is True and not knob.get("why"):
-            await self.say("abort", request_id=None)
-            with contextlib.suppress(Refused):
-                await self.say("knob", name="prefix_caching", value=False)
 
     # ---- moments ----
 

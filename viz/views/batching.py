@@ -12,7 +12,7 @@ import numpy as np
 
 from engine.trace import Trace
 from viz.lanes import Cell, Lanes, Run, engine_time, lanes, queue, static_lanes, work_kinds
-from viz.layout import Sheet, message, too_small, visible, wrap
+from viz.layout import MAX_LABELS, Sheet, message, too_small, visible, wrap
 from viz.select import Identity, identity, live_at, prompt_len
 from viz.theme import NUM_REQUEST_COLORS, duration, percent, request_color
 from viz.view import Ask, Badge, Frame, Mark, Paint, Raster, Series, View, ViewState
@@ -23,7 +23,7 @@ WINDOWS = (24, 40, 60)  # steps in the window, as the run grows
 MIN_COLUMN = 10  # px
 MIN_ROW, MAX_ROW = 16, 60
 _HUES = [request_color(i) for i in range(NUM_REQUEST_COLORS)] + [request_color(None)]
-_KINDS = {Cell.DECODE: (None, 1.0), Cell.PREFILL: ("dots", 1.0), Cell.RECOMPUTE: ("cross", 1.0), Cell.HELD: (None, 0.3)}
+_KINDS = {Cell.DECODE: (None, 1.0), Cell.PREFILL: ("dots", 1.0), Cell.RECOMPUTE: ("cross", 1.0), Cell.HELD: (None, 0.12)}
 _PAINTS = (
     *(Paint(hue, hatch=hatch, alpha=alpha) for hue in _HUES for hatch, alpha in _KINDS.values()),
     Paint("free", hatch="diagonal"),
@@ -53,6 +53,7 @@ class _Picture:
 
     def __init__(self, trace: Trace, state: ViewState, step: int) -> None:
         self.trace, self.state, self.step = trace, state, step
+        self.chips: list[Raster] = []  # of the queue
         self.now = trace.rows("steps", step, step)[0]
         self.t: Words = words(state.language, WORDS)
         self.sheet = Sheet(state)
@@ -132,7 +133,7 @@ class _Picture:
         return Frame(
             badges=self._badges(),
             axes=axes,
-            rasters=rasters,
+            rasters=(*rasters, *self.chips),
             series=(*self._bars(most), *self._glyphs(), self._present()),
             labels=tuple(sheet.labels),
             marks=marks,
@@ -147,24 +148,29 @@ class _Picture:
         if not len(waits):
             sheet.put(self.t("batching.nobody"), left, 8 + sheet.line / 2, "muted")
             return []
-        wide = sheet.width - left - 20
-        marks, line, shown = [], 0, 0
+        marks, line, shown, indent = [], 0, 0, round(1.4 * sheet.font)
+        wide = sheet.width - left - indent - 12
         for i, row in enumerate(waits[: self.queue_lines]):
             text, seq_id = reason_words(row, self.trace, self.state.language), int(row["seq_id"])
-            parts = wrap(visible(text), int(wide / sheet.advance))
+            parts = wrap(f"{i + 1:,}. {visible(text)}", int(wide / sheet.advance))
             room = self.queue_lines - line - (i + 1 < len(waits))  # a line is kept for "+2 more wait"
             if room < 1:
                 break
             y0, parts = 8 + line * sheet.line, [*parts[: room - 1], " ".join(parts[room - 1 :])] if len(parts) > room else parts
             for part in parts:
-                sheet.put(part, left + 8, 8 + (line + 0.5) * sheet.line, room=wide)
+                sheet.put(part, left + indent, 8 + (line + 0.5) * sheet.line, room=wide)
                 line += 1
-            x1, outline = min(left + 16 + max(map(sheet.span, parts)), sheet.width - 4), f"{self.who.color(seq_id)}-line"
-            marks.append(Mark(f"seq:{seq_id}", left, x1, y0 + 1, 8 + line * sheet.line - 1, text, outline))
+            marks.append(Mark(f"seq:{seq_id}", left, sheet.width - 8, y0 + 1, 8 + line * sheet.line - 1, text))
+            self.chips.append(self._queue_chip(seq_id, left, y0 + sheet.line / 2))
             shown += 1
         if shown < len(waits):
-            sheet.put(self.t("batching.more_wait", n=len(waits) - shown), left + 8, 8 + (line + 0.5) * sheet.line, "muted")
+            sheet.put(self.t("batching.more_wait", n=len(waits) - shown), left + indent, 8 + (line + 0.5) * sheet.line, "muted")
         return marks
+
+    def _queue_chip(self, seq_id: int, x: float, middle: float) -> Raster:
+        """A square in the request's colour: a line of a list, nothing that lies on the axis of steps."""
+        code, half = np.array([[self.who.code(seq_id) * len(_KINDS)]], np.uint8), self.sheet.font * 0.42
+        return Raster("waiting", code, x, x + 2 * half, middle - half, middle + half, _PAINTS)
 
     # ---- slots ----
 
@@ -210,12 +216,13 @@ class _Picture:
             "done": s.done, "here": s.done_here, "busy": percent(s.busy, 1), "busy_here": percent(s.busy_here, 1), "since": s.since,
         }  # fmt: skip
         for key in ("batching.static", "batching.static.short", "batching.static.shortest"):
-            text = t(key, **numbers)
-            if sheet.span(text) <= sheet.width - self.left - 12:
+            text, at = t(key, **numbers), self.left
+            if sheet.span(text) <= sheet.width - 24:
+                at = min(at, sheet.width - 12 - sheet.span(text))
                 break
-        sheet.put(text, self.left, self.static_top - 2 - sheet.line / 2, weight=700, room=sheet.width - self.left - 12)
+        sheet.put(text, at, self.static_top - 2 - sheet.line / 2, weight=700, room=sheet.width - at - 12)
         sheet.put(t("batching.static.row"), self.left - 8, (self.static_top + self.static_bottom) / 2, "muted", anchor="right")
-        return [Mark("static", *self.ends, 0, 1, t("batching.static", **numbers), None, t("batching.formula"), axes="x4y4")]
+        return [Mark("static", *self.ends, 0, 1, t("batching.static", **numbers), None, t("batching.formula.full"), axes="x4y4")]
 
     def _slots(self) -> list[Mark]:
         """Letters, names of slots, what each does now; a mark a stay."""
@@ -253,7 +260,8 @@ class _Picture:
         name, sheet = self.trace.name(run.seq_id), self.sheet
         x0, x1 = self.x(run.first), self.x(run.last + 1)
         did = self.lanes.cells[run.row - 1, run.first - self.first : run.last + 1 - self.first]
-        plain = np.flatnonzero((did == Cell.DECODE) | (did == Cell.HELD))
+        plain = np.flatnonzero(did == Cell.DECODE)
+        plain = plain if len(plain) else np.flatnonzero(did == Cell.HELD)
         after = self.x(run.first + int(plain[0])) if len(plain) else x1
         span = sheet.span(name)
         at = after if x1 - after >= span + 20 else x0
@@ -261,7 +269,8 @@ class _Picture:
             sheet.put(name, x1 + 8, self.y(run.row), weight=700)
             return
         if x1 - x0 >= span + 2:
-            color = f"on-{self.who.color(run.seq_id)}"
+            is_held = len(plain) > 0 and did[plain[0]] == Cell.HELD
+            color = "ink" if is_held else f"on-{self.who.color(run.seq_id)}"
             sheet.put(name, min(at + 6, x1 - span - 1), self.y(run.row), color, weight=700, room=x1 - x0)
 
     def _now(self, work: np.void | None, held: int | None) -> str:
@@ -353,7 +362,9 @@ class _Picture:
                 at = self.left + part * long
                 sheet.put(duration(part * self.ends[1]), at, self.ticks_y, "muted", anchor="center" if part < 1 else "right")
             return
-        gap = next((n for n in (5, 10, 20, 50) if n * long / self.columns >= 8 * sheet.advance), 100)
+        room = MAX_LABELS - len(sheet.labels)  # regular ticks to the end or none
+        fits = (n for n in (5, 10, 20, 50) if n * long / self.columns >= 8 * sheet.advance and self.columns / n <= room)
+        gap = next(fits, 100)
         for at in range(-(-self.first // gap) * gap, self.first + self.columns, gap):
             sheet.put(f"{at:,}", self.x(at + 0.5), self.ticks_y, "muted", anchor="center")
 
@@ -454,11 +465,14 @@ WORDS = {
     "batching.mark.axis.step": "Show steps along the axis, all equally wide",
     "batching.mark.axis.time": "Show the engine's time along the axis; pauses and the pace do not count",
     "batching.measured": "engine time, pauses and pace excluded: {device}",
-    "batching.static": "Static batches: {done:,} finished by now, {busy} of the slots busy; here {here:,}, {busy_here}",
-    "batching.static.short": "Static batches: {done:,} finished, {busy} busy; here {here:,}, {busy_here}",
-    "batching.static.shortest": "Static batches: {busy} busy; here {busy_here}",
+    "batching.static": (
+        "Static batches: by now {done:,} finished, slots {busy} busy (continuous above: {here:,} finished, {busy_here} busy)"
+    ),
+    "batching.static.short": "Static: {done:,} finished, {busy} busy (above: {here:,} finished, {busy_here} busy)",
+    "batching.static.shortest": "Static: {busy} busy (above: {busy_here})",
     "batching.static.row": "static",
-    "batching.formula": (
+    "batching.formula": "static batches: each runs until its longest request ends, then the next begins",
+    "batching.formula.full": (
         "static batches: one begins when the one before has ended, with those who have come and have room for prompt + "
         "max_tokens; it ends with its longest; a request takes as many steps as it took here"
     ),

@@ -59,7 +59,7 @@ class _Picture:
         sheet = self.sheet
         self.narrow = sheet.width < 62 * sheet.advance  # then the table is one line
         wide = sheet.width >= 70 * sheet.advance
-        self.table_right = 0 if self.narrow else round(sheet.advance * (16 if wide else 11)) + 12
+        self.table_right = 0 if self.narrow else round(sheet.advance * (16 if wide else 15)) + 12
         self.left = self.table_right + round(sheet.advance * max(len(f"{self.cells.num_pages:,}"), 3)) + 14
         self.right, self.top = sheet.width - 12, 8 + sheet.line * (2 if self.narrow else 1) + 6
         self._grid()
@@ -85,6 +85,7 @@ class _Picture:
             self.pitch_x = min(wide / columns, MAX_WIDE)
             self.pitch_y = min(max(room / self.rows, MIN_CELL), MAX_HIGH)
         entries = 0 if self.narrow else min(len(self.cells.tables.get(self.chosen, ())), 6)
+        entries += bool(entries)  # the heads of their columns
         self.bottom = self.top + max(self.rows * self.pitch_y, min(entries * self.sheet.line, usual))
 
     def _density(self, pages: int, wide: float, room: float) -> None:
@@ -286,10 +287,9 @@ class _Picture:
             sheet.put(t("blocks.table.none"), 12, 8 + sheet.line / 2, "muted", room=room)
             return Series("links", np.zeros(0, np.float32), np.zeros(0, np.float32))
         name = self.trace.name(self.chosen)
-        title = t("blocks.table", who=name)
-        title = title if sheet.span(title) <= room else t("blocks.table.short", who=name)
-        sheet.put(title, 12, 8 + sheet.line / 2, weight=700, room=room)
-        fits = max(min(int((self.bottom - self.top) / sheet.line), 10), 2)
+        sheet.put(t("blocks.table", who=name), 12, 8 + sheet.line / 2, weight=700, room=self.left - 20)
+        sheet.put(t("blocks.table.heads"), 24, self.top + sheet.line / 2, "muted", room=room - 12)
+        fits = max(min(int((self.bottom - self.top) / sheet.line) - 1, 10), 2)
         linked = self._linked()
         entries: list[int | None] = list(range(len(table)))
         if len(table) > fits:
@@ -301,7 +301,7 @@ class _Picture:
                 entries = sorted((i for i in entries if i is not None), key=int)
                 entries.insert(entries.index(wanted) + 1, None)
         for line, index in enumerate(entries):
-            y = self.top + (line + 0.5) * sheet.line
+            y = self.top + (line + 1.5) * sheet.line
             if index is None:
                 sheet.put(t("blocks.entry.more", n=len(table) - fits + 1), 24, y, "muted", room=room - 12)
                 continue
@@ -415,21 +415,21 @@ WORDS = {
     "blocks.count.shortest": "{held:,} of {total:,} held, {free:,} free",
     "blocks.count.cached": "{held:,} of {total:,} blocks held, {shared:,} shared; {free:,} free, {cached:,} of them cached",
     "blocks.count.pending": ", {pending:,} pending",
-    "blocks.paged": "; {percent} of the held places are empty",
+    "blocks.paged": "; held blocks are {percent} empty",
     "blocks.table": "{who}'s block table",
-    "blocks.table.line": "{who}'s table: {pages}",
-    "blocks.table.short": "{who}'s table",
+    "blocks.table.line": "{who}'s block table: {pages}",
+    "blocks.table.heads": "entry → block",
     "blocks.table.none": "no block is held",
     "blocks.entry": "{index:,} → {page:,}",
     "blocks.entry.more": "⋯ {n:,} more",
     "blocks.times": "×{n:,}",
-    "blocks.slabs": "Same tokens in padded slabs: {stored:,} of {reserved:,} places used, {percent} waste",
-    "blocks.slabs.short": "Padded slabs: {percent} waste ({stored:,} of {reserved:,} used)",
-    "blocks.slabs.shortest": "Padded slabs: {percent} waste",
+    "blocks.slabs": "Same tokens in padded slabs: {stored:,} of {reserved:,} places used, the slabs are {percent} waste",
+    "blocks.slabs.short": "Padded slabs are {percent} waste ({stored:,} of {reserved:,} used)",
+    "blocks.slabs.shortest": "Padded slabs are {percent} waste",
     "blocks.slab": "{who}  {stored:,} of {reserved:,}",
     "blocks.slabs.more": ("+{n:,} request", "+{n:,} requests"),
-    "blocks.formula": "padded waste = 1 − tokens stored ÷ Σ min(prompt + max_tokens, {limit:,}) = 1 − {stored:,} ÷ {reserved:,}",
-    "blocks.formula.none": "padded waste = 1 − tokens stored ÷ Σ min(prompt + max_tokens, limit); nobody holds a block now",
+    "blocks.formula": "padded waste = 1 − stored ÷ Σ min(prompt + max_tokens, {limit:,}) = 1 − {stored:,} ÷ {reserved:,}",
+    "blocks.formula.none": "padded waste = 1 − stored ÷ Σ min(prompt + max_tokens, limit); nobody holds a block now",
     "blocks.legend.held": "tokens (request's colour)",
     "blocks.legend.empty": "reserved, empty",
     "blocks.legend.shared": "×n: held by n requests",

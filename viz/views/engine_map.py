@@ -13,13 +13,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from engine.trace import Trace
+from engine.plan import WaitReason
+from engine.trace import WAIT_REASONS, Trace
 from viz.layout import ADVANCE, MAX_LABELS, Sheet, message, text_em, too_small, visible, wrap
 from viz.select import identity
 from viz.stepfacts import CLOCKS, Facts, facts
 from viz.theme import count, duration
 from viz.view import Ask, Badge, Frame, Mark, Paint, Series, View, ViewState
-from viz.words.caption import finish_words, reason_words
+from viz.words.caption import finish_words, first_sample, reason_words
 from viz.words.catalogue import Words, words
 
 BOXES = ("front", "scheduler", "cache", "executor", "sampler")  # in the order of the flow
@@ -128,6 +129,7 @@ class _Picture:
         if roomy and len(sheet.labels) + len(BOXES) <= MAX_LABELS:
             for name, (x0, x1, y0, _) in zip(BOXES, rects):
                 sheet.put(FILES[name], (x0 + x1) / 2, y0 + 6 + 1.5 * line, "muted", anchor="center", room=x1 - x0 - 4)
+        self._reason()
         for name, (x0, x1, _, y1) in zip(BOXES, rects):
             if self._no_clock(name) and len(sheet.labels) <= MAX_LABELS - 2:
                 sheet.put(self._no_clock(name), (x0 + x1) / 2, y1 + 6 + line / 2, "muted", anchor="center")
@@ -203,7 +205,17 @@ class _Picture:
             top = y0 + i * (height + gap)
             self.series.append(_rects(f"area {name}", [(x0, x1, top, top + height)], _AREA))
             self.sheet.put(self.t(f"engine_map.{name}", n=len(ids)), x0 + 6, top + 1 + line / 2, room=x1 - x0 - 8)
-            self._chips(ids, shown[i], (x0 + 6, x1 - 4, top + line + 2, top + height - 1), name)
+            _, low = self._chips(ids, shown[i], (x0 + 6, x1 - 4, top + line + 2, top + height - 1), name)
+            if name == "waiting":
+                self.under_waiting = (x0 + 6, x1 - 4, low + 3, top + height - 1)
+
+    def _reason(self) -> None:
+        """Under the waiting chips, if there is room for all of it: why they wait."""
+        sheet, (x0, x1, y0, y1) = self.sheet, self.under_waiting
+        lines = wrap(self._whys(), int((x1 - x0) / sheet.advance)) if self.facts.waiting else []
+        if y0 + len(lines) * sheet.line <= y1 and len(sheet.labels) + len(lines) <= MAX_LABELS:
+            for i, text in enumerate(lines):
+                sheet.put(text, x0, y0 + (i + 0.5) * sheet.line, "muted")
 
     def _done_below(self, rect: Rect, head: float) -> None:
         x0, x1, y0, y1 = rect
@@ -317,15 +329,26 @@ class _Picture:
             self.series.append(_rects(f"area {name}", [(x0 + 8, end, top, top + lane - 3)], _AREA))
             middle = top + (lane - 3) / 2
             sheet.put(self.t(f"engine_map.{name}", n=len(ids)), x0 + 14, middle, room=label)
-            used = self._chips(ids, shown[i], (x0 + 14 + label, end - 4, middle - self.chip / 2, middle + self.chip / 2), name)
+            used, _ = self._chips(ids, shown[i], (x0 + 14 + label, end - 4, middle - self.chip / 2, middle + self.chip / 2), name)
             if name == "waiting" and ids:
-                text = self._why(ids[0])
+                text = self._whys()
                 if sheet.span(text) <= end - used - 20:
                     sheet.put(text, used + 12, middle, "muted")
 
     def _why(self, seq_id: int) -> str:
         rows = self.trace.rows("waits", self.step, self.step)
         return visible(next((reason_words(r, self.trace, self.state.language) for r in rows if r["seq_id"] == seq_id), ""))
+
+    def _whys(self) -> str:
+        """Of those that wait: samples that begin where their sibling's prompt ends, all in one sentence; else the first's."""
+        rows = self.trace.rows("waits", self.step, self.step)
+        siblings = rows[rows["reason"] == WAIT_REASONS.index(WaitReason.SIBLING_PROMPT)]["seq_id"].tolist()
+        ids = [i for i in self.facts.waiting if i in siblings]
+        parents = {first_sample(self.trace, i) for i in ids}
+        if len(ids) < len(self.facts.waiting) or len(parents) != 1:
+            return self._why(self.facts.waiting[0])
+        names = self.t.names([self.trace.name(i) for i in ids], 3)
+        return visible(self.t("engine_map.siblings", n=len(ids), who=names, parent=self.trace.name(parents.pop())))
 
     def _arrow_down(self, x: float, y0: float, y1: float, n: int | None, said: str, right: float) -> None:
         sheet = self.sheet
@@ -457,8 +480,9 @@ class _Picture:
                     break
         return shown
 
-    def _chips(self, ids: Sequence[int], most: int, box: Rect, area: str) -> float:
-        """Chips from the top left, line by line; how many are left out is said. Returns where the last one ends."""
+    def _chips(self, ids: Sequence[int], most: int, box: Rect, area: str) -> tuple[float, float]:
+        """Chips from the top left, line by line; how many are left out is said. Returns where the last one ends, and their
+        lower edge."""
         x0, x1, y0, y1 = box
         x, y, end = x0, y0, x0
         for i, seq_id in enumerate(ids):
@@ -473,11 +497,11 @@ class _Picture:
                 room = more if left > 1 and last_line else 0
             if i >= most or x + width + room > x1 or y + self.chip > y1 + 0.5:
                 self.sheet.put(self.t("engine_map.more", n=left), x, y + self.chip / 2, "muted", room=x1 - x + 4)
-                return x + more
+                return x + more, y + self.chip
             self._chip(seq_id, x, y, area)
             end = max(end, x + width)
             x += width + 5
-        return end
+        return end, y + self.chip
 
     def _chip_width(self, seq_id: int) -> float:
         letter = self.letter * ADVANCE
@@ -611,6 +635,7 @@ WORDS = {
     "engine_map.cache.freed.long": ("{count} block freed", "{count} blocks freed"),
     "engine_map.cache.free": "{free:,} of {total:,} free",
     "engine_map.cache.free.long": "then {free:,} of {total:,} free",
+    "engine_map.siblings": ("{who} starts from {parent}'s prompt", "{who} start from {parent}'s prompt"),
     "engine_map.failed": "failed",
     "engine_map.clock.schedule": "schedule {time}",
     "engine_map.clock.commit": "commit {time}",

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from engine.trace import Trace
-from viz.layout import Sheet, message, too_small, wrap
+from viz.layout import Sheet, framed, message, too_small, wrap
 from viz.life import Life, Row, costs, flops, life, rows_of, spent
 from viz.select import identity, last_works, live_at, selected
 from viz.theme import data_size
@@ -246,21 +246,31 @@ class _Picture:
         top, bottom = max(y, left) + sheet.line + 4, sheet.height - 2 * sheet.line - 10
         if bottom - top < 2.5 * sheet.font:
             return axes, []
-        return axes | self._chart_axes(x0, x1, top, bottom), self._bars()
+        chart, scale = self._chart_axes(x0, x1, top, bottom, wide)
+        return axes | chart, [*self._bars(), scale]
 
     def _first(self) -> int:
         return int(self.it.works["step_id"][0])
 
-    def _chart_axes(self, x0: float, x1: float, top: float, bottom: float) -> dict:
+    def _chart_axes(self, x0: float, x1: float, top: float, bottom: float, wide: bool) -> tuple[dict, Series]:
+        """The bars' axes, and at their left a line with a tick at its labelled end: beside it, or above in a narrow panel."""
         sheet, t, n = self.sheet, self.t, len(self.it.works)
         largest = _nice(float(self.spent.without[-1]))
         steps = _ladder(n)
-        sheet.put(flops(largest, largest), x0, top - sheet.line / 2, "muted", room=x1 - x0)
+        text = flops(largest, largest)
+        if wide:
+            x0 += sheet.span(text) + 10
+            sheet.put(text, x0 - 10, top, "muted", anchor="right")
+            sheet.put("0", x0 - 10, bottom, "muted", anchor="right")
+        else:
+            sheet.put(text, x0, top - sheet.line / 2, "muted", room=x1 - x0)
+        tick = x0 - 6 if wide else x0 + 8
+        x, y = np.array([tick, x0, x0, tick], np.float32), np.array([top, top, bottom, bottom], np.float32)
         edge = x0 + (x1 - x0) * n / steps
         text = t("kv_cache.steps", n=n, who=self.name)
         half = sheet.span(text) / 2
         sheet.put(text, min(max(edge, x0 + half), x1 - half), bottom + 4 + sheet.line / 2, "muted", anchor="center", room=x1 - x0)
-        return sheet.data_axes(4, (0, steps), (largest, 0), (x0, x1, top, bottom))
+        return sheet.data_axes(4, (0, steps), (largest, 0), (x0, x1, top, bottom)), Series("scale", x, y, "line", Paint("muted"), 1.5)
 
     def _bars(self) -> list[Series]:
         n = len(self.it.works)
@@ -284,7 +294,8 @@ class _Picture:
             wanted |= {Row.AGAIN} if (self.spent.run > self.spent.once).any() else set()
             wanted |= {Row.GHOST} if (self.spent.without > self.spent.run).any() else set()
         order = (Row.NOW, Row.AGAIN, Row.GHOST, Row.KEPT, Row.HIT_GHOST, Row.HIT, Row.LOST)
-        return tuple(self.paint(kind, self.t(f"kv_cache.legend.{kind.name.lower()}")) for kind in order if kind in wanted)
+        paints = [self.paint(kind, self.t(f"kv_cache.legend.{kind.name.lower()}")) for kind in order if kind in wanted]
+        return (*paints, *([framed("muted", self.t("kv_cache.legend.not_yet"))] if (self.kinds == Row.NOT_YET).any() else []))
 
 
 def _lines(text: str, room: float, sheet: Sheet, most: int) -> list[str]:
@@ -320,12 +331,19 @@ def _says(t: Words, trace: Trace, it: Life) -> str:
     if not it.has_cache:
         return t("kv_cache.says.again", step=it.step, who=who, n=it.num_new, again=it.num_again)
     head = t("kv_cache.says.computes", step=it.step, who=who, n=it.num_new)
-    again = t("kv_cache.says.recomputed", new=it.num_new - it.num_again, again=it.num_again) if it.num_again else ""
+    key = "kv_cache.says.recomputed.lost" if _was_preempted(trace, it) else "kv_cache.says.recomputed"
+    again = t(key, new=it.num_new - it.num_again, again=it.num_again) if it.num_again else ""
     if not it.start:
         return t("kv_cache.says.first", head=head, again=again)
     hits = int(np.count_nonzero(rows_of(it)[: it.start] == Row.HIT_GHOST))
     of_others = t("kv_cache.says.hits", n=hits) if hits else ""
     return t("kv_cache.says.reuses", head=head, again=again, n=it.start, hits=of_others, all=it.end)
+
+
+def _was_preempted(trace: Trace, it: Life) -> bool:
+    """Between its last work and this one: what it computes again it had lost then."""
+    before = int(it.works["step_id"][-2]) if len(it.works) > 1 else it.step
+    return bool((trace.rows("preempts", before, it.step)["seq_id"] == it.seq_id).any())
 
 
 def _kept(t: Words, trace: Trace, it: Life) -> str:
@@ -382,6 +400,7 @@ WORDS = {
     "kv_cache.strip": "K and V",
     "kv_cache.says.computes": ("Step {step:,}: {who} computes {n:,} token", "Step {step:,}: {who} computes {n:,} tokens"),
     "kv_cache.says.recomputed": " ({new:,} new, {again:,} again)",
+    "kv_cache.says.recomputed.lost": " ({new:,} new, {again:,} again: lost at its preemption)",
     "kv_cache.says.hits": " ({n:,} of them another request's)",
     "kv_cache.says.first": "{head}{again}; nothing was cached yet.",
     "kv_cache.says.reuses": "{head}{again}, reuses K and V of {n:,}{hits}; without a cache it would compute {all:,}.",
@@ -416,14 +435,11 @@ WORDS = {
     "kv_cache.flops.without": "without {value}",
     "kv_cache.flops.short": "{without}: {ratio} times that",
     "kv_cache.flops.ratio": "without ÷ with = {ratio}",
-    "kv_cache.formula": (
-        "a token: 2 × parameters (no embedding) + 4 × layers × heads × head_dim × keys FLOP; logits: 2 × hidden × vocab; "
-        "without a cache each step computes all tokens so far"
-    ),
+    "kv_cache.formula": "FLOP of a token = 2 × weights + 4 × layers × heads × head_dim × keys; a row of logits: 2 × hidden × vocab",
     "kv_cache.formula.numbers": "a token: 2 × {body:,} weights + {per_key:,} × keys FLOP",
     "kv_cache.no_flops": "No FLOPs: this record does not say the model's sizes.",
     "kv_cache.no_steps": "No FLOPs yet.",
-    "kv_cache.steps": ("{who}'s {n:,} step", "{who}'s {n:,} steps"),
+    "kv_cache.steps": ("{who} took part in {n:,} step", "{who} took part in {n:,} steps"),
     "kv_cache.legend.now": "computed in this step",
     "kv_cache.legend.again": "computed again",
     "kv_cache.legend.ghost": "reused (without a cache: again)",
@@ -431,6 +447,7 @@ WORDS = {
     "kv_cache.legend.hit": "another request's, kept",
     "kv_cache.legend.hit_ghost": "reused, another request's",
     "kv_cache.legend.lost": "was kept, given back",
+    "kv_cache.legend.not_yet": "not computed yet",
     "kv_cache.nobody": "Nobody has anything in the cache at step {step:,}.",
     "kv_cache.summary.kept": "Kept after it: {kept}.",
     "kv_cache.summary.flops": "FLOPs so far: {with_}, {without}, {ratio}.",

@@ -11,7 +11,7 @@ import numpy as np
 
 from engine.trace import Trace
 from viz.fold import FOLD_WIDTH, Block, Folded, Sees, fold, sees
-from viz.layout import Sheet, message, too_small, visible
+from viz.layout import Sheet, framed, message, too_small, visible
 from viz.select import identity, selected, token_ids
 from viz.theme import NUM_REQUEST_COLORS, request_color
 from viz.view import Ask, Badge, Frame, Mark, Paint, Raster, Series, View, ViewState
@@ -41,12 +41,16 @@ class _Picture:
         self.works = trace.rows("works", step, step)
         sheet = self.sheet
         self.left, right = round(sheet.advance * (17 if sheet.width >= 80 * sheet.advance else 14)), round(sheet.advance * 11)
-        self.top = 8 + 2 * sheet.line + 4
-        bottom = sheet.height - (3 if len(self.works) > 8 else 2) * sheet.line - 16
+        self.counts_total = sheet.height >= 16 * sheet.line  # else the total stands at the axis
+        bottom = sheet.height - (3 if len(self.works) > 8 or self.counts_total else 2) * sheet.line - 16
         min_row = max(MIN_ROW, round(sheet.font * 1.3))
         chosen = selected(trace, step, state.selection)
-        room = (max(int((bottom - self.top) / min_row), 1), max(int((sheet.width - self.left - right) / MIN_COL), FOLD_WIDTH + 1))
-        self.folded: Folded = fold(self.works, room[0] - (len(self.works) > room[0]), room[1], chosen)
+        for lines in (2, 3):  # above the matrix: whose keys, how many, and folded ones where there are some
+            self.top = 8 + lines * sheet.line + 4
+            room = (max(int((bottom - self.top) / min_row), 1), max(int((sheet.width - self.left - right) / MIN_COL), FOLD_WIDTH + 1))
+            self.folded: Folded = fold(self.works, room[0] - (len(self.works) > room[0]), room[1], chosen)
+            if not any(span.count > 1 for block in self.folded.blocks for span in block.new):
+                break
         self.grid = sees(self.folded)
         self.row = min((bottom - self.top) / self.folded.num_rows, MAX_ROW)
         self.col = min((sheet.width - self.left - right) / self.folded.num_cols, MAX_COL)
@@ -64,11 +68,16 @@ class _Picture:
         box = (self.left, self.right, self.top, self.bottom)
         axes = sheet.axes() | sheet.data_axes(2, (0, folded.num_cols), (0, folded.num_rows), box)
         sheet.put(t("mask.keys"), self.left - 10, 8 + sheet.line / 2, "muted", anchor="right")
-        sheet.put(t("mask.queries"), self.left - 10, 8 + sheet.line * 1.5, "muted", anchor="right")
+        total = int(self.works["num_tokens"].sum())
+        queries = t("mask.queries") if self.counts_total else t("mask.queries.counted", n=total)
+        sheet.put(queries, self.left - 10, self.top - 4 - sheet.line / 2, "muted", anchor="right")
         chosen = self._chosen()
         self._sentence(chosen)
+        under = self.bottom + sheet.line / 2 + 4
         if folded.hidden:
-            sheet.put(t("mask.more_requests", n=folded.hidden), self.left - 10, self.bottom + sheet.line / 2 + 4, "muted", anchor="right")
+            sheet.put(t("mask.more_requests", n=folded.hidden), self.left - 10, under, "muted", anchor="right")
+        if self.counts_total:
+            sheet.put(t("mask.total", n=total), self.left, under, weight=700)
         for block in folded.blocks:
             self._names(block)
         for block in folded.blocks:
@@ -77,7 +86,7 @@ class _Picture:
             Paint("request-other", t("mask.legend.allowed")),
             Paint("request-other", t("mask.legend.causal"), alpha=0.22),
             Paint("free", t("mask.legend.other"), "diagonal"),
-            Paint("accent", t("mask.legend.chosen")),
+            framed("accent", t("mask.legend.chosen")),
             *([Paint("request-other", t("mask.legend.folded"), "dots", 0.6)] if (self.grid == Sees.PART).any() else []),
         )
         return Frame(
@@ -147,6 +156,7 @@ class _Picture:
             text = t(key, cached=block.start, new=block.num_tokens)
             if sheet.span(text) <= x1 - x0 - 4 and sheet.put(text, (x0 + x1) / 2, 8 + sheet.line * 1.5, "muted", anchor="center"):
                 break
+        self._folded_keys(block)
         fold = next((s for s in block.cached if s.count > 1), None)
         if fold is not None and len(sheet.labels) < 36:
             width = fold.width * self.col
@@ -155,6 +165,16 @@ class _Picture:
                     y = self.y(block.row0 + 0.5 if len(block.rows) > 1 else block.row0 + len(block.rows) / 2)
                     sheet.put(text, x0 + width / 2, y, f"on-{self.who.color(block.seq_id)}", anchor="center")
                     break
+
+    def _folded_keys(self, block: Block) -> None:
+        """Over a column that stands for several new keys: how many, as folded rows say it at the left."""
+        sheet, col = self.sheet, block.col0 + block.num_cached_cols
+        for span in block.new:
+            if span.count > 1:
+                for text in (self.t("mask.fold.keys", n=span.count), f"⋯{span.count:,}", "⋯"):
+                    if sheet.put(text, self.x(col + span.width / 2), self.top - 4 - sheet.line / 2, "muted", anchor="center"):
+                        break
+            col += span.width
 
     def _chosen(self) -> tuple[int, int]:
         """(seq_id, position) of the row that is read out: the selected one, else the longest chunk's last."""
@@ -173,7 +193,7 @@ class _Picture:
         sheet = self.sheet
         room = int((sheet.width - 24) / sheet.advance)
         text = self._reads(chosen)
-        under = self.bottom + (2 if self.folded.hidden else 1) * sheet.line + 12
+        under = self.bottom + (2 if self.folded.hidden or self.counts_total else 1) * sheet.line + 12
         y = min(max(under, 0), sheet.height - 1.5 * sheet.line - 6)
         if len(text) <= room:
             sheet.put(text, 12, y, room=sheet.width - 24)
@@ -250,6 +270,8 @@ def _all_queries(trace: Trace, state: ViewState) -> str:
 
 WORDS = {
     "mask.queries": "queries ↓",
+    "mask.queries.counted": "{n:,} queries ↓",
+    "mask.total": ("{n:,} query token in this step", "{n:,} query tokens in this step"),
     "mask.keys": "keys →",
     "mask.cached": "⋯ {n:,} cached",
     "mask.cached.short": "⋯{n:,}",
@@ -261,6 +283,7 @@ WORDS = {
     "mask.rows.short": "{who} {first:,}–{last:,}",
     "mask.sees": "sees {n:,}",
     "mask.fold": ("⋯ {n:,} row", "⋯ {n:,} rows"),
+    "mask.fold.keys": ("⋯ {n:,} key", "⋯ {n:,} keys"),
     "mask.sentence": ("{who}'s {nth} token sees only itself: {text}", "{who}'s {nth} token sees these {n:,}: {text}"),
     "mask.more_requests": ("+{n:,} request", "+{n:,} requests"),
     "mask.legend.allowed": "sees (request's colour)",

@@ -16,7 +16,7 @@ import numpy as np
 
 from engine.trace import FINISH_REASONS, Trace
 from viz.lanes import queue
-from viz.layout import ADVANCE, MAX_LABELS, Sheet, message, text_em, too_small, visible
+from viz.layout import ADVANCE, MAX_LABELS, Sheet, framed, message, text_em, too_small, visible
 from viz.select import Token, identity, live_at, newest_tokens, prompt_len, selected, tail
 from viz.theme import NUM_REQUEST_COLORS, request_color
 from viz.view import Ask, Badge, Frame, Mark, Paint, Raster, Series, View, ViewState
@@ -115,8 +115,12 @@ class _Picture:
             self._card(seq_id, texts[seq_id], 12 + column * (self.card_width + 12), 8 + row * self.card_height)
         if self.hidden:
             sheet.put(t("tokens.more", n=self.hidden), 12, sheet.height - 8 - sheet.line * 1.5 - 4, "muted")
-        legend = (Paint("muted", t("tokens.legend.prompt")), Paint("ink", t("tokens.legend.text")), Paint("accent", t("tokens.legend.new")))
-        legend += (Paint("good", t("tokens.legend.drafted")),) if self.drafted else ()
+        legend = (
+            Paint("muted", t("tokens.legend.prompt")),
+            Paint("ink", t("tokens.legend.text")),
+            framed("accent", t("tokens.legend.new")),
+        )
+        legend += (framed("good", t("tokens.legend.drafted")),) if self.drafted else ()
         return Frame(
             badges=(Badge("measured", t("tokens.badge")),), axes=sheet.axes(), rasters=tuple(self.swatches),
             series=tuple(self._underlines()), labels=tuple(sheet.labels), marks=tuple(self.marks), legend=legend,
@@ -199,8 +203,10 @@ class _Picture:
 
     def _options(self, token: Token, most: int) -> str:
         texts = self.trace.token_texts
-        found = tuple([texts.get(i) or self.trace.token_text(i) for i, _ in token.top[:most]])
-        return _options(found, token.top[:most], self.state.language)
+        found = [(texts.get(i) or self.trace.token_text(i), logprob) for i, logprob in token.top]
+        at = next((i for i, (text, p) in enumerate(found) if text == token.text and abs(p - token.logprob) < 1e-3), len(found))
+        shown = tuple(found[:most]) if at < most else (*found[: most - 1], (token.text, token.logprob))
+        return _options(shown, min(at, len(shown) - 1), at > len(shown) - 1 and len(shown) > 1, self.state.language)
 
     def _underlines(self) -> list[Series]:
         made = []
@@ -262,10 +268,13 @@ def _parts(pieces: list[Piece]) -> list[tuple[str, float, bool]]:
 
 
 @lru_cache(maxsize=8192)  # the same tokens are drawn step after step
-def _options(texts: tuple[str, ...], top: tuple[tuple[int, float], ...], language: str) -> str:
-    t = words(language, WORDS)
-    chances = [_percent(math.exp(min(logprob, 0.0))) for _, logprob in top]
-    return "  ".join(t("tokens.option", text=visible(text).strip(), percent=p) for text, p in zip(texts, chances))
+def _options(options: tuple[tuple[str, float], ...], chosen: int, leaves_out: bool, language: str) -> str:
+    """ "“a” 45 %  ▸ “in” 20 %": likeliest first, the chosen one marked; "…" where likelier ones than it are left out."""
+    t, said = words(language, WORDS), []
+    for i, (text, logprob) in enumerate(options):
+        option = t("tokens.option", text=visible(text).strip(), percent=_percent(math.exp(min(logprob, 0.0))))
+        said.append(f"{'…  ' if leaves_out and i == chosen else ''}▸ {option}" if i == chosen else option)
+    return "  ".join(said)
 
 
 @lru_cache(maxsize=8192)

@@ -5,7 +5,7 @@ sees as a gradio.Error; an exception in it arrives as the name of its class; clo
 next item. Beyond it, the caller's process must be clean at each call: no engine was built there, no CUDA was begun.
 
 The folder FAKE_GPU holds "log" (a JSON line a call) and what a test wants to happen: "quota" (the call is refused), "die"
-(the worker ends after so many items) and "seconds" (its time).
+(the worker ends after so many items), "seconds" (its time) and "slow" (seconds before it begins).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import os
 import pickle
 import sys
 import threading
+import time
 from pathlib import Path
 
 import gradio as gr
@@ -78,6 +79,7 @@ def _items(reader, stop):
 
 def _work(task, args: bytes, writer, stop) -> None:
     die = int(_wish("die") or 0)
+    time.sleep(float(_wish("slow") or 0))
     try:
         items = task(*pickle.loads(args))
         for number, item in enumerate(items, 1):
@@ -101,6 +103,6 @@ def _dirt() -> list[str]:
     """What must not be in the process that is forked."""
     torch, core = sys.modules.get("torch"), sys.modules.get("engine.core")
     found = ["CUDA"] if torch is not None and torch.cuda.is_initialized() else []
-    if core is not None and any(isinstance(thing, core.EngineCore) for thing in gc.get_objects()):
+    if core is not None and any(type(thing) is core.EngineCore for thing in gc.get_objects()):
         found.append("an engine")
     return found

@@ -1,23 +1,76 @@
 // Header, prompt and chips, caption, transport: plain elements that change only where a word changed.
+const TIGHTEST = 7; // steps by which the header gives way; the style sheet says what each of them takes
+
 class Header {
   constructor(stage) {
     this.stage = stage;
     this.title = h("h1", { class: "glass-title", text: "Glass Engine" });
     this.model = h("span", { class: "glass-model" });
     this.device = h("span", { class: "glass-device" });
-    this.source = h("span", { class: "glass-source", "data-state": "loading" }, h("i"), h("span"));
+    this.source = h("button", { type: "button", class: "glass-source", "data-state": "loading", onclick: () => stage.showSource() }, h("i"), h("span"));
     this.rate = h("span", { class: "glass-rate" });
     this.presets = h("select", { class: "glass-select", "aria-label": WORDS.examples, hidden: true, onchange: () => this.preset() });
     this.back = h("button", { type: "button", class: "glass-button glass-text", text: WORDS.backToLive, hidden: true, onclick: () => stage.command("live") });
     this.file = h("input", { type: "file", hidden: true, tabIndex: -1, "aria-label": WORDS.open, onchange: () => this.stage.openRecording(this.file) });
-    this.open = iconButton("open", WORDS.open, () => this.file.click(), { hidden: true, class: "glass-button glass-minor" });
-    this.language = h("select", { class: "glass-select glass-minor glass-language", "aria-label": WORDS.language, onchange: () => stage.setLanguage(this.language.value) },
+    this.open = this.tool("open", WORDS.open, () => this.file.click(), { hidden: true });
+    this.language = h("select", { class: "glass-select glass-language", "aria-label": WORDS.language, onchange: () => stage.setLanguage(this.language.value) },
       ...Object.entries(LANGUAGES).map(([name, words]) => h("option", { value: name, lang: name, text: words["language.name"], selected: name === spoken })));
-    this.tools = h("span", { class: "glass-tools" }, stage.share.button, this.open, this.file,
-      iconButton("theme", WORDS.theme, () => stage.toggleTheme()), iconButton("projector", `${WORDS.projector} (P)`, () => stage.toggleProjector(), { class: "glass-button glass-minor glass-online" }),
-      iconButton("help", `${WORDS.help} (?)`, () => stage.help(), { class: "glass-button glass-minor" }), (this.drawer = iconButton("drawer", `${WORDS.inspector} (I)`, () => stage.toggleDrawer(), { "aria-expanded": "false" })));
+    this.minor = h("span", { class: "glass-minor", id: "glass-minor", onfocusout: (e) => { if (!this.minor.contains(e.relatedTarget) && e.relatedTarget !== this.more) this.showMore(false); }, onkeydown: (e) => this.escaped(e) },
+      this.language, this.open, this.tool("theme", WORDS.theme, () => stage.toggleTheme()), this.tool("projector", `${WORDS.projector} (P)`, () => stage.toggleProjector(), { class: "glass-button glass-tool glass-online" }),
+      this.tool("help", `${WORDS.help} (?)`, () => stage.help()));
+    this.more = iconButton("more", WORDS.moreTools, () => this.showMore(), { class: "glass-button glass-others", "aria-expanded": "false", "aria-controls": "glass-minor" });
+    this.drawer = iconButton("drawer", `${WORDS.inspector} (I)`, () => stage.toggleDrawer(), { "aria-expanded": "false" });
+    this.tools = h("span", { class: "glass-tools" }, stage.share.button, this.file, this.minor, this.more, this.drawer);
     this.root = h("header", { class: "glass-header" }, h("span", { class: "glass-logo", "aria-hidden": "true" }), this.title, this.source, this.model, this.device, this.rate,
-      h("span", { class: "glass-gap" }), ...stage.people.control(), this.back, stage.tour.button, this.presets, this.language, this.tools);
+      h("span", { class: "glass-gap" }), ...stage.people.control(), this.back, stage.tour.button, this.presets, this.tools);
+  }
+
+  // One of the tools that go into the menu where the line is too short: there it has its words beside it.
+  tool(name, label, act, extra = {}) {
+    return h("button", { type: "button", class: "glass-button glass-tool", "aria-label": label, title: label, onclick: () => { this.showMore(false); act(); }, ...extra }, icon(name), h("span", { class: "glass-word", "aria-hidden": "true", text: label }));
+  }
+
+  showMore(open = !this.minor.classList.contains("glass-on")) {
+    this.minor.classList.toggle("glass-on", open);
+    this.more.setAttribute("aria-expanded", String(open));
+  }
+
+  escaped(event) {
+    if (event.key !== "Escape" || !this.minor.classList.contains("glass-on")) return;
+    this.showMore(false);
+    this.more.focus();
+    event.preventDefault();
+    event.stopPropagation();
+  }
+
+  // One line whatever the width: what says least goes first, and is found in the menu or the inspector.
+  fit() {
+    const { root, stage } = this;
+    const seen = [stage.root.clientWidth, stage.root.dataset.theme, stage.root.className.includes("glass-phone"), root.textContent, [...root.children, this.open].map((e) => e.hidden)].join();
+    if (seen === this.fitted || !root.clientWidth) return;
+    this.fitted = seen;
+    for (let level = 0; level <= TIGHTEST; level++) {
+      for (let i = 1; i <= TIGHTEST; i++) stage.root.classList.toggle(`glass-tight-${i}`, i <= level);
+      if (!this.isCut) break;
+    }
+    if (!stage.root.classList.contains("glass-tight-1")) this.showMore(false);
+  }
+
+  get isCut() {
+    const cut = (e) => e.offsetWidth > 0 && e.scrollWidth > e.clientWidth;
+    return cut(this.root) || [this.model, this.device, this.source.lastChild].some(cut);
+  }
+
+  // What plays, and what is behind it: a recording hides an engine that loads, or one that waits for a sentence.
+  saySource(status) {
+    const { engine } = status, { stage } = this, share = Math.floor(100 * Number((status.progress || {}).fraction) || 0);
+    const kind = !stage.online ? "offline" : status.state === "dead" ? "dead" : status.state === "loading" ? "loading" : status.live ? "live" : "recording";
+    const behind = kind === "recording" && engine && engine.live && stage.online ? engine.state : "";
+    const isReady = behind && !["loading", "dead"].includes(behind) && stage.isIntro;
+    this.source.dataset.state = isReady ? "ready" : kind;
+    setText(this.source.lastChild, isReady ? WORDS.source.ready : behind !== "loading" ? WORDS.source[kind] : share > 0 ? WORDS.source.behindAt(share) : WORDS.source.behind);
+    const title = [status.device, status.badge].filter(Boolean).join(" · ");
+    if (this.source.title !== title) this.source.title = title;
   }
 
   preset() {
@@ -29,10 +82,9 @@ class Header {
   show(status) {
     setText(this.model, (status.model && status.model.name) || "");
     setText(this.device, status.device || "");
-    const kind = status.state === "dead" ? "dead" : status.state === "loading" ? "loading" : status.live ? "live" : "recording";
-    this.source.dataset.state = this.stage.online ? kind : "offline";
-    setText(this.source.lastChild, this.stage.online ? WORDS.source[kind] : WORDS.source.offline);
-    this.source.title = status.badge || "";
+    this.model.title = this.model.textContent;
+    this.device.title = this.device.textContent;
+    this.saySource(status);
     setText(this.rate, status.tokens_per_s > 0 ? `${numberText(status.tokens_per_s)} ${WORDS.perSec}` : "");
     const presets = status.presets || [];
     const names = JSON.stringify(presets);
@@ -43,9 +95,12 @@ class Header {
     }
     const recording = status.recording || {};
     this.open.hidden = !recording.open;
-    this.back.hidden = !recording.back;
+    this.back.hidden = !recording.back || this.stage.isIntro;
+    this.fit();
   }
 }
+
+const INVITE_AFTER = 10000; // milliseconds after the page began
 
 class PromptBar {
   constructor(stage) {
@@ -54,16 +109,35 @@ class PromptBar {
     this.send = h("button", { type: "submit", class: "glass-button glass-primary", text: WORDS.send });
     this.form = h("form", { class: "glass-form", onsubmit: (e) => { e.preventDefault(); this.submit(); } }, this.input, this.send);
     this.chips = h("div", { class: "glass-chips", role: "group", "aria-label": WORDS.requests });
-    this.root = h("div", { class: "glass-prompt" }, this.form, this.chips);
+    this.inviteText = h("span", { role: "status" });
+    this.invite = h("div", { class: "glass-invite", hidden: true }, this.inviteText, iconButton("close", WORDS.dismiss, () => this.uninvite()));
+    this.root = h("div", { class: "glass-prompt" }, this.form, this.invite, this.chips);
     this.made = [];
+    this.input.addEventListener("input", () => this.uninvite());
+  }
+
+  // Once a visit, to somebody who only looks on: what typing would do.
+  showInvite(status) {
+    const asks = this.stage.isIntro && Boolean(status.engine && status.engine.live && status.engine.state !== "dead") && !this.stage.tour.told;
+    const due = asks && !this.input.value && !visit.get("invited") && performance.now() - this.stage.begun >= INVITE_AFTER;
+    if (this.invite.hidden === !due) return;
+    this.invite.hidden = !due;
+    setText(this.inviteText, due ? WORDS.invite : "");
+  }
+
+  uninvite() {
+    if (this.stage.isIntro) visit.set("invited", "1");
+    this.invite.hidden = true;
   }
 
   async submit() {
     const text = this.input.value;
     if (!text.trim()) return this.input.focus();
     this.input.value = "";
+    this.uninvite();
     const reply = await this.stage.command("prompt", { text, ...this.stage.sampling });
     if (!reply.ok && !this.input.value) this.input.value = text;
+    if (reply.ok && reply.request_id !== undefined) this.stage.card.mine = reply.request_id;
     if (reply.ok && reply.queued && reply.name && !reply.sentence) this.stage.tellNotice(WORDS.queuedAs(reply.name), false);
   }
 
@@ -129,6 +203,7 @@ class Caption {
   // Seen at once; spoken at most every three seconds, and never while the engine runs freely.
   show(text, silent) {
     setText(this.text, text);
+    if (this.text.title !== text) this.text.title = text;
     clearTimeout(this.timer);
     if (silent) return;
     const say = () => { this.at = performance.now(); setText(this.live, text); };
@@ -153,7 +228,8 @@ class Transport {
     this.pace.append(...PACES.map((n) => h("option", { value: String(n), text: WORDS.perSecond(n) })), h("option", { value: "free", text: WORDS.free }));
     this.scrubber = new Scrubber(stage);
     this.count = h("span", { class: "glass-count", text: WORDS.noStep });
-    this.root = h("div", { class: "glass-transport", role: "group", "aria-label": WORDS.transport }, this.back, this.play, this.step, this.live, this.pace, this.scrubber.root, this.count);
+    this.progress = h("span", { class: "glass-progress", hidden: true }, h("i"), h("span"));
+    this.root = h("div", { class: "glass-transport", role: "group", "aria-label": WORDS.transport }, this.back, this.play, this.step, this.live, this.pace, this.scrubber.root, this.progress, this.count);
   }
 
   show(status, at) {
@@ -169,5 +245,15 @@ class Transport {
     }
     setText(this.count, at.step === null || at.step === undefined ? WORDS.noStep : WORDS.stepOf(thousands(at.step), thousands(at.last)));
     this.scrubber.show(at);
+    this.showProgress(status.progress);
+  }
+
+  // Here it covers nothing: the scrubber gives way.
+  showProgress(progress) {
+    this.progress.hidden = !progress;
+    if (!progress) return;
+    this.progress.firstChild.style.width = `${100 * clamp(Number(progress.fraction) || 0, 0.02, 1)}%`;
+    setText(this.progress.lastChild, phrase(progress.text || WORDS.loading, "progress"));
+    this.progress.title = this.progress.lastChild.textContent;
   }
 }

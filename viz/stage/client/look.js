@@ -71,12 +71,12 @@ class Look {
     const key = `${paint.color}/${paint.hatch}/${scale}`;
     let found = this.patterns.get(key);
     if (!found) {
-      const size = Math.round(8 * scale);
+      const cross = paint.hatch === "cross", size = Math.round((cross ? 12 : 8) * scale); // wide and strong: no dots at half the size
       const tile = document.createElement("canvas");
       tile.width = tile.height = size;
       const pen = tile.getContext("2d");
-      pen.strokeStyle = pen.fillStyle = this.hatchInk(paint.color);
-      pen.lineWidth = 1.5 * scale;
+      pen.strokeStyle = pen.fillStyle = this.hatchInk(paint.color, cross);
+      pen.lineWidth = (cross ? 2 : 1.5) * scale;
       if (paint.hatch === "dots") {
         const dot = (x, y) => { pen.beginPath(); pen.arc(x * size, y * size, 1.3 * scale, 0, 7); pen.fill(); };
         dot(0.25, 0.25);
@@ -84,7 +84,7 @@ class Look {
       } else {
         pen.beginPath();
         for (const k of [-1, 0, 1]) { pen.moveTo((k - 0.1) * size, 1.1 * size); pen.lineTo((k + 1.1) * size, -0.1 * size); }
-        if (paint.hatch === "cross") for (const k of [-1, 0, 1]) { pen.moveTo((k - 0.1) * size, -0.1 * size); pen.lineTo((k + 1.1) * size, 1.1 * size); }
+        if (cross) for (const k of [-1, 0, 1]) { pen.moveTo((k - 0.1) * size, -0.1 * size); pen.lineTo((k + 1.1) * size, 1.1 * size); }
         pen.stroke();
       }
       found = ctx.createPattern(tile, "repeat");
@@ -94,8 +94,8 @@ class Look {
     return found;
   }
 
-  hatchInk(name) {
-    if (name.startsWith("request-")) return this.on(name) + (this.on(name) === "#FFFFFF" ? "B0" : "70");
+  hatchInk(name, strong = false) {
+    if (name.startsWith("request-")) return this.on(name) + (this.on(name) === "#FFFFFF" ? "B0" : strong ? "A0" : "70");
     return this.line(name) + (name === "waste" ? "" : "90");
   }
 

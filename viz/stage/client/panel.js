@@ -82,6 +82,7 @@ class Panel {
   // The legend matters more than the question: where both do not fit, the question goes.
   fitLegend() {
     this.question.hidden = false;
+    if (this.stage.phone) return;
     if (this.legend.childElementCount > 1 && this.legend.scrollHeight > 2.6 * this.look.font + 8) this.question.hidden = true;
   }
 
@@ -90,7 +91,8 @@ class Panel {
   badge(badge) {
     const kind = WORDS.kind[badge.kind] || badge.kind, text = badge.text ? `${kind} · ${badge.text}` : kind;
     const known = WORDS.badges[badge.kind] || "";
-    return h("button", { type: "button", class: text.length > 16 ? "glass-badge glass-long" : "glass-badge", "data-kind": badge.kind, text, title: text, onclick: () => this.stage.inspect(known, badge.text) });
+    return h("button", { type: "button", class: text.length > 16 ? "glass-badge glass-long" : "glass-badge", "data-kind": badge.kind, title: text, onclick: () => this.stage.inspect(known, badge.text) },
+      h("span", { text: kind }), badge.text ? h("span", { class: "glass-fine", text: ` · ${badge.text}` }) : null);
   }
 
   // Colour bars of continuous rasters: a strip with what its ends stand for.

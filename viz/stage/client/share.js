@@ -59,6 +59,7 @@ class Share {
     const offered = { link: offers.includes("link"), png: true, svg: true, html: true, recording: (stage.status.recording || {}).save, trace: offers.includes("trace") };
     for (const item of this.menu.children) item.hidden = !offered[item.dataset.name];
     this.menu.hidden = false;
+    this.menu.style.right = `${Math.max(stage.root.clientWidth - this.button.offsetLeft - this.button.offsetWidth, 8)}px`;
     this.button.setAttribute("aria-expanded", "true");
     [...this.menu.children].find((item) => !item.hidden).focus();
   }

@@ -15,6 +15,8 @@ class Stage {
     this.status = {};
     this.at = { following: true };
     this.waiting = new Map();
+    this.begun = performance.now();
+    this.starting = 0; // prompts and examples that were sent and not yet answered
     this.commands = 0;
     this.credits = 0;
     this.online = false;
@@ -42,6 +44,7 @@ class Stage {
     const told = [(credit) => this.hello(credit), (header, arrays) => this.message(header, arrays), (state) => this.linked(state)];
     this.link = this.file ? new FileLink(this.file, ...told, (step) => { this.state.step = step; }) : new Link(this.base, ...told);
     this.alive = setInterval(() => { if (!root.isConnected) this.destroy(); }, 1000);
+    this.inviting = setTimeout(() => this.frame(), INVITE_AFTER + 50);
   }
 
   // ---- building ----
@@ -52,6 +55,7 @@ class Stage {
     this.header = new Header(this);
     this.prompt = new PromptBar(this);
     this.caption = new Caption();
+    this.card = Object.assign(new Card(this), { mine: this.card ? this.card.mine : null });
     this.transport = new Transport(this);
     this.drawer = new Drawer(this);
     this.panels = [new Panel(this, 0), new Panel(this, 1)];
@@ -59,7 +63,6 @@ class Stage {
     this.noticeText = h("span");
     this.restart = h("button", { type: "button", class: "glass-button glass-text", text: WORDS.restart, hidden: true, onclick: () => { this.dismiss(); this.command("restart"); } });
     this.notice.append(this.noticeText, this.restart, iconButton("close", WORDS.dismiss, () => this.dismiss()));
-    this.progress = h("div", { class: "glass-progress", hidden: true }, h("i"), h("span"));
     this.empty = h("div", { class: "glass-empty", hidden: true });
     this.keysHint = h("div", { class: "glass-click", hidden: true, text: WORDS.keysFor });
     this.stageArea = h("div", { class: "glass-panels" }, ...this.panels.map((p) => p.root), this.empty);
@@ -70,7 +73,7 @@ class Stage {
       this.root.classList.add("glass-embed");
       if (embed) this.state.views = [embed];
     }
-    this.root.replaceChildren(this.header.root, this.prompt.root, this.tour.strip, this.body, this.caption.root, this.transport.root, this.notice, this.progress, this.keysHint, this.share.menu, this.tour.menu, this.blank);
+    this.root.replaceChildren(this.header.root, this.prompt.root, this.tour.strip, this.body, this.caption.root, this.card.root, this.transport.root, this.notice, this.keysHint, this.share.menu, this.tour.menu, this.blank);
     this.root.classList.toggle("glass-file", Boolean(this.file));
   }
 
@@ -85,6 +88,7 @@ class Stage {
     on(this.blank, "pointerdown", () => this.toggleBlank());
     for (const name of ["pointerdown", "focusin"]) on(this.stageArea, name, (e) => { this.share.used = this.panels.find((panel) => panel.root.contains(e.target)); });
     on(this.root, "pointerdown", (e) => { if (!this.share.menu.contains(e.target) && !this.share.button.contains(e.target)) this.share.close(false); });
+    on(this.root, "pointerdown", (e) => { if (!this.header.minor.contains(e.target) && !this.header.more.contains(e.target)) this.header.showMore(false); });
     on(this.stageArea, "touchstart", (e) => { this.swipe = e.touches.length === 1 ? [e.touches[0].clientX, e.touches[0].clientY] : null; }, { passive: true });
     on(this.stageArea, "touchend", (e) => this.swiped(e), { passive: true });
     if (this.state.theme !== "projector" && !stored.get("theme")) on(window.matchMedia("(prefers-color-scheme: dark)"), "change", (e) => this.setTheme(e.matches ? "dark" : "light", false));
@@ -110,6 +114,7 @@ class Stage {
     this.phone = width > 0 && width < 700;
     this.root.classList.toggle("glass-phone", this.phone);
     this.root.classList.toggle("glass-stacked", !this.phone && width < 1000);
+    this.header.fit();
     this.arrange();
   }
 
@@ -162,10 +167,12 @@ class Stage {
       if (!this.online) return done({ ok: false, code: "offline" });
       if (JSON.stringify(args).length > MOST_SAID) return done({ ok: false, code: "too_long" });
       const id = ++this.commands;
+      if (["prompt", "preset"].includes(name)) this.starting++;
       this.waiting.set(id, done);
       setTimeout(() => { if (this.waiting.delete(id)) done({ ok: false, code: "offline" }); }, 30000);
       this.link.send({ t: "command", id, name, args });
     }).then((reply) => {
+      if (["prompt", "preset"].includes(name)) this.starting = Math.max(this.starting - 1, 0);
       if (!reply.ok) this.tellNotice((reply.sentence = sentenceOf(reply)), true);
       else if (reply.sentence) this.tellNotice(sentenceOf(reply), false);
       if (reply.burst || reply.later) this.asksForGpu = true;
@@ -304,12 +311,13 @@ class Stage {
     this.header.show(status);
     if (this.chipRow) this.prompt.show(this.chipRow);
     this.prompt.hint(phrase(status.hint || WORDS.prompt, "said"));
+    this.prompt.showInvite(status);
     if (this.sentence !== undefined) this.caption.show(this.tour.sentence() ?? this.sentence, free);
     this.transport.show(status, at);
     this.people.grey();
     this.drawer.show(status, this.chipRow);
     this.showSelected();
-    this.showProgress(status.progress);
+    this.card.show(this.chipRow, this.why);
     this.lend(status.burst);
     this.showFault(status.error);
     this.showEmpty();
@@ -334,13 +342,6 @@ class Stage {
     this.burstWas = burst;
   }
 
-  showProgress(progress) {
-    this.progress.hidden = !progress;
-    if (!progress) return;
-    this.progress.firstChild.style.width = `${100 * clamp(Number(progress.fraction) || 0, 0.02, 1)}%`;
-    setText(this.progress.lastChild, phrase(progress.text || WORDS.loading, "progress"));
-  }
-
   showFault(error) {
     const text = error ? sentenceOf(error) || String(error.code || "") : "";
     if (text === this.faultShown) return;
@@ -354,13 +355,15 @@ class Stage {
   showEmpty() {
     const nothing = this.at.last === null || this.at.last === undefined;
     const presets = this.status.presets || [];
-    const key = nothing ? JSON.stringify([this.status.state, presets]) : "";
+    const queued = (this.status.queued || []).length > 0, paused = queued && this.status.state === "paused";
+    const begins = !paused && (this.starting > 0 || queued || this.status.state === "running");
+    const key = nothing ? JSON.stringify([this.status.state, presets, begins, paused]) : "";
     if (key === this.emptyShown) return;
     this.emptyShown = key;
     this.empty.hidden = !nothing;
     if (!nothing) return;
-    const text = this.status.state === "loading" ? WORDS.loading : presets.length ? WORDS.empty : WORDS.emptyPlain;
-    const buttons = presets.slice(0, 6).map((p) => h("button", { type: "button", class: "glass-button glass-text glass-big", text: named(`preset.${p.name}.title`, p.title || p.name), onclick: () => this.preset(p.name) }));
+    const text = this.status.state === "loading" ? WORDS.loading : begins ? WORDS.emptyBegins : paused ? WORDS.emptyPaused : presets.length ? WORDS.empty : WORDS.emptyPlain;
+    const buttons = begins || paused ? [] : presets.slice(0, 6).map((p) => h("button", { type: "button", class: "glass-button glass-text glass-big", text: named(`preset.${p.name}.title`, p.title || p.name), onclick: () => this.preset(p.name) }));
     this.empty.replaceChildren(h("p", { text }), h("div", {}, ...buttons));
   }
 
@@ -375,6 +378,9 @@ class Stage {
   }
 
   dismiss() { this.notice.hidden = true; }
+
+  // Before anything is typed: the recording that ships plays, and no link asked for another one.
+  get isIntro() { return Boolean(this.status.intro) && ["", "live"].includes(this.state.source || ""); }
 
   // ---- panels ----
 
@@ -398,20 +404,21 @@ class Stage {
     if (views[this.tab]) companion.show(views[this.tab], this.catalogue);
     this.stageArea.classList.toggle("glass-one", this.shown().length < 2);
     this.showTabs(companion, views);
+    this.showTabs(main, views);
     for (const panel of this.panels) setIcon(panel.maxButton, max === null ? "max" : "min", max === null ? WORDS.maximise : WORDS.restore);
     this.redraw();
     this.sized();
   }
 
+  // Beside a main panel the companion has a tab for each of the others; a phone shows one panel, with a tab for each.
   showTabs(panel, views) {
-    const many = views.length > 2;
+    const first = this.phone ? 0 : 1, many = this.phone ? views.length > 1 : panel.index === 1 && views.length > 2;
     panel.tabs.hidden = !many;
-    panel.menu.hidden = false;
     if (!many) return;
-    panel.tabs.replaceChildren(...views.slice(1).map((name, i) => {
-      const view = this.catalogue.find((v) => v.name === name);
-      const chosen = this.tab === i + 1;
-      return h("button", { type: "button", role: "tab", class: "glass-tab", "aria-selected": String(chosen), "aria-label": view ? view.title : name, title: view ? view.title : name, text: String(i + 2), onclick: () => { this.tab = i + 1; this.arrange(); this.tell(); } });
+    const chosen = this.max ?? this.tab, turn = (slot) => { if (this.max !== null) this.max = slot; else this.tab = slot; this.arrange(); this.tell(); };
+    panel.tabs.replaceChildren(...views.slice(first).map((name, i) => {
+      const view = this.catalogue.find((v) => v.name === name), slot = first + i;
+      return h("button", { type: "button", role: "tab", class: "glass-tab", "aria-selected": String(chosen === slot), "aria-label": view ? view.title : name, title: view ? view.title : name, text: String(slot + 1), onclick: () => turn(slot) });
     }));
   }
 
@@ -452,8 +459,22 @@ class Stage {
     if (!id) this.drawer.select("", "");
     else if (mark) this.drawer.select(mark[5], mark[7]);
     if (this.chipRow) this.prompt.show(this.chipRow);
+    if (id && this.isHeldUp(id) && !this.phone && !this.root.classList.contains("glass-embed")) this.toggleDrawer(true);
     this.showSelected();
+    this.card.show(this.chipRow, this.why);
     this.redraw();
+  }
+
+  // Somebody who waits or lost its blocks is asked "why?": a phone's card says it, otherwise the inspector.
+  isHeldUp(id) {
+    const chip = this.chipRow && this.chipRow.items.find((item) => item.id === requestOf(id));
+    return Boolean(chip && ["waiting", "preempted"].includes(chip.state));
+  }
+
+  // What runs here, from the header's word for it.
+  showSource() {
+    this.toggleDrawer(true);
+    this.drawer.sourcePart.scrollIntoView({ block: "nearest" });
   }
 
   inspect(text, detail) {
@@ -577,7 +598,7 @@ class Stage {
     this.fit();
     this.showBars();
     this.setState({ language });
-    if (focused) this.header.language.focus();
+    if (focused) (this.header.language.offsetParent ? this.header.language : this.header.more).focus();
   }
 
   toggleTheme() { this.setTheme(this.root.dataset.theme === "dark" ? "light" : "dark"); }
@@ -587,6 +608,7 @@ class Stage {
     this.root.dataset.theme = theme;
     if (keep_) stored.set("theme", theme);
     this.look.read();
+    this.header.fit();
     for (const panel of this.panels) panel.restyle();
     this.transport.scrubber.draw();
     this.setState({ theme });
@@ -650,6 +672,7 @@ class Stage {
 
   destroy() {
     clearInterval(this.alive);
+    clearTimeout(this.inviting);
     clearTimeout(this.noticeTimer);
     this.abort.abort();
     this.link.close();

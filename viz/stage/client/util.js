@@ -14,7 +14,7 @@ const ICONS = {
   people: "M9 4a4 4 0 1 1 0 8 4 4 0 0 1 0-8zM1.5 20c0-4 3.4-6.5 7.5-6.5s7.5 2.5 7.5 6.5zM16.2 4.6a3.6 3.6 0 1 1 0 6.9 6 6 0 0 0 0-6.9zM18.6 20c0-2.6-.9-4.7-2.5-6.2 3.7.1 6.4 2.6 6.4 6.2z",
   previous: "M15.5 4.5 8 12l7.5 7.5 1.7-1.7L11.4 12l5.8-5.8z", next: "M8.5 4.5 16 12l-7.5 7.5-1.7-1.7 5.8-5.8-5.8-5.8z",
   chapters: "M3 4h4v4H3zm6.5 1h11.5v2H9.5zM3 10h4v4H3zm6.5 1h11.5v2H9.5zM3 16h4v4H3zm6.5 1h11.5v2H9.5z", answer: "M4 4.5h16v11H9.5L5 20v-4.5H4zm3.5 3v2h9v-2zm0 3.4v2h6v-2z",
-  check: "M9.7 18.4 3.8 12.5l1.7-1.7 4.2 4.2 8.8-8.8 1.7 1.7z",
+  more: "M3 10h4v4H3zm7 0h4v4h-4zm7 0h4v4h-4z", check: "M9.7 18.4 3.8 12.5l1.7-1.7 4.2 4.2 8.8-8.8 1.7 1.7z",
 };
 
 function h(tag, attributes = {}, ...children) {
@@ -89,4 +89,11 @@ function later(action, ms) {
 const stored = {
   get(key) { try { return localStorage.getItem("glass." + key); } catch { return null; } },
   set(key, value) { try { localStorage.setItem("glass." + key, value); } catch { /* private window */ } },
+};
+
+// The same for this visit only.
+const visited = {};
+const visit = {
+  get(key) { try { return sessionStorage.getItem("glass." + key); } catch { return visited[key] || null; } },
+  set(key, value) { visited[key] = value; try { sessionStorage.setItem("glass." + key, value); } catch { /* a sandboxed frame */ } },
 };
