@@ -69,6 +69,7 @@ class Client:
         if kind == "frames":
             self.latencies.append((time.monotonic(), time.time() * 1000 - header["stamp"]))
             self.known |= header
+            self.problems += [str(header["fault"])] if "fault" in header else []
             await self.say(t="drawn")
         elif kind == "ping":
             await self.say(t="pong")

@@ -14,10 +14,28 @@ from enum import IntEnum
 
 import numpy as np
 
-from engine.trace import Trace
+from engine.trace import Comparison, Trace
 from viz.theme import NUM_REQUEST_COLORS, request_color
 
 NOBODY = -1
+
+
+# ---- two modes side by side ----
+
+
+def comparison_id(knob: str, value: str | bool) -> str:
+    """The selection that names the newest comparison of a knob with this value on one side."""
+    return f"compare:{knob}:{value}"
+
+
+def comparison(trace: Trace, selection: str | None = None) -> Comparison | None:
+    """The newest comparison of a trace (None), or the newest that a selection names."""
+    for found in reversed(trace.artifacts):
+        if isinstance(found, Comparison) and (
+            selection is None or selection in [comparison_id(found.knob, run.value) for run in found.runs]
+        ):
+            return found
+    return None
 
 
 # ---- who is who ----

@@ -67,6 +67,7 @@ def test_a_newcomer_gets_the_catalogue_and_then_everything_once():
         browser = Browser(ws)
         assert [v["name"] for v in browser.welcome["views"]] == list(VIEWS)
         first = browser.take("frames")
+        assert "caption" in first, first.get("fault", list(first))
         assert first["step"] == 60 and first["status"]["state"] == "paused" and first["caption"].startswith("Step 60")
         panel = first["panels"][0]
         assert panel["view"] == "batching" and panel["figure"]["axes"]["yaxis"]["range"] == [5.5, -0.5]

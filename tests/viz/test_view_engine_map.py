@@ -260,3 +260,20 @@ def test_samples_that_share_a_prompt_begin_with_one_row_of_logits() -> None:
     trace = trace_of(core)
     f, said = facts(trace, 0), " ".join(texts(frame(trace, 0)))
     assert (f.logits, f.sampled) == (1, 3) and "1 row of logits → 3 samples" in said and "3 rows" not in said
+
+
+@pytest.mark.parametrize("size", [(1242, 606), (1242, 426), (732, 426)])
+def test_samples_that_wait_say_where_they_start(size: tuple[int, int]) -> None:
+    core = make_core(pages=32, max_num_seqs=8)
+    add(core, prompt_of(9, 1), 4, n=3, temperature=0.7, seed=1)
+    core.step()
+    made = frame(trace_of(core), 0, size)
+    assert "A·2 and A·3 start from A·1's prompt" in " ".join(texts(made))
+
+
+def test_the_first_reason_stands_under_the_waiting_chips_where_it_fits() -> None:
+    trace = scenario("preempted")
+    step = next(s for s in range(5, 40) if facts(trace, s).waiting and not facts(trace, s).preempted)
+    first = facts(trace, step).waiting[0]
+    why = next(reason_words(w, trace) for w in trace.rows("waits", step, step) if w["seq_id"] == first)
+    assert why in " ".join(texts(frame(trace, step, (1500, 700))))

@@ -255,3 +255,33 @@ def test_texts_stay_apart_with_all_facts(size: tuple[int, int], theme: str) -> N
             for selection in (None, "seq:2", "query:3:1"):
                 state = ViewState(step=step, size=size, theme=theme, selection=selection)
                 check_frame(render(VIEW, trace, state), state)
+
+
+def test_the_scale_stands_at_the_chart_and_the_steps_are_those_it_took_part_in() -> None:
+    trace = with_facts(scenario("preempted"))
+    for size in ((1240, 560), (960, 540), (1116, 786)):
+        frame = render(VIEW, trace, ViewState(step=30, size=size))
+        chart, scale = frame.axes["yaxis4"], next(s for s in frame.series if s.name == "scale")
+        top, bottom = ((1 - d) * size[1] for d in reversed(chart["domain"]))
+        assert (scale.y.min(), scale.y.max()) == (pytest.approx(top, abs=1), pytest.approx(bottom, abs=1))
+        largest = flops(max(chart["range"]), max(chart["range"]))
+        label = next(label for label in frame.labels if label.text == largest)
+        assert abs(label.y - top) <= label.size and (label.anchor == "left" or label.x < scale.x.min())
+        assert "took part in" in said(frame)
+
+
+def test_what_a_preemption_cost_is_said_and_other_recomputation_is_not_blamed_on_it() -> None:
+    trace = scenario("preempted")
+    again = trace.works[trace.works["num_recomputed"] > 0]
+    for work in again:
+        state = ViewState(step=int(work["step_id"]), selection=f"seq:{work['seq_id']}", size=(1240, 560))
+        assert f"{work['num_recomputed']} again after preemption" in said(render(VIEW, trace, state))
+    tables = {name: getattr(trace, name) for name in TABLES if name != "preempts"}
+    silent = Trace(tables, trace.sequences, trace.token_texts, trace.meta)
+    text = said(render(VIEW, silent, ViewState(step=int(again[0]["step_id"]), selection=f"seq:{again[0]['seq_id']}", size=(1240, 560))))
+    assert f"{again[0]['num_recomputed']} again)" in text and "preemption" not in text
+
+
+def test_the_empty_staircase_has_a_legend_entry() -> None:
+    legend = render(VIEW, scenario("busy"), ViewState(step=3)).legend
+    assert [p.alpha < 0.05 for p in legend if p.label == "not computed yet"] == [True]

@@ -74,8 +74,8 @@ def test_the_queue_is_said_with_its_reasons() -> None:
     trace = scenario("busy")
     for step in (7, 9):
         said = texts(render(VIEWS["batching"], trace, ViewState(step=step)))
-        for wait in queue(trace, step):
-            assert reason_words(wait, trace) in said
+        for n, wait in enumerate(queue(trace, step), 1):
+            assert f"{n}. {reason_words(wait, trace)}" in said
 
 
 def test_samples_wait_in_the_queue_while_their_prompt_is_read() -> None:
@@ -86,9 +86,57 @@ def test_samples_wait_in_the_queue_while_their_prompt_is_read() -> None:
     trace = trace_of(core)
     said = texts(render(VIEWS["batching"], trace, ViewState(step=0)))
     assert [trace.name(int(w["seq_id"])) for w in queue(trace, 0)] == ["A·2", "A·3"] and not len(queue(trace, 1))
-    assert said[0] == "waiting" and "A·2 waits: A·1 computes the shared prompt first (9 tokens)" in said and said.count("idle now") == 7
+    assert said[0] == "waiting" and "1. A·2 waits: A·1 computes the shared prompt first (9 tokens)" in said and said.count("idle now") == 7
     answers = [[ask.answer(trace, ViewState(step=step)) for ask in VIEWS["batching"].asks] for step in (0, 1)]
     assert answers == [["A·1", "7", "9", "A·2", "1"], ["A·1", "5", "3", "nobody", "0"]]
+
+
+def test_the_queue_is_a_list_and_not_spans_of_time() -> None:
+    frame = render(VIEWS["batching"], scenario("preempted"), ViewState(step=9))
+    lines = [m for m in frame.marks if m.text.count(" waits: ") and m.axes == "xy"]
+    assert len(lines) > 1 and len({(m.x0, m.x1) for m in lines}) == 1 and not any(m.outline for m in lines)
+    chips = [r for r in frame.rasters if r.name == "waiting"]
+    assert len(chips) == len(lines) and all(max(r.x1 - r.x0, r.y1 - r.y0) < 20 for r in chips)
+
+
+def test_what_a_slot_does_is_told_apart_without_colour() -> None:
+    core = make_core(pages=16, page_size=4, max_num_seqs=3)
+    add(core, 6, 5)
+    core.step()
+    legend = {p.label: p for p in render(VIEWS["batching"], trace_of(core), ViewState()).legend}
+    looks = {(p.hatch, p.alpha if p.alpha < 0.5 else 1.0) for p in legend.values()}
+    assert len(looks) == len(legend)
+    assert legend["keeps its slot, computes nothing"].alpha < 0.2 and legend["idle slot"].hatch
+
+
+def test_ticks_are_regular_up_to_the_shown_step() -> None:
+    for name in ("busy", "preempted", "crowded", "long"):
+        trace = scenario(name)
+        for step in (9, 30, 39):
+            step = trace.clamp(step)
+            for size in ((1242, 606), (960, 540), (620, 430)):
+                frame = render(VIEWS["batching"], trace, ViewState(step=step, size=size))
+                now = next((label for label in frame.labels if label.text == f"step {step}"), None)
+                ticks = [int(label.text) for label in frame.labels if now and label.y == now.y and label.text.isdigit()]
+                gap = min(np.diff(ticks), default=0)
+                before = [at for at in range(0, step, int(gap))] if gap else []
+                shown = frame.axes["xaxis2"]["range"]
+                missing = [at for at in before if at > shown[0] and at not in ticks]
+                assert all(step - at < 2 * (shown[1] - shown[0]) / 10 for at in missing), (name, step, size, ticks)
+
+
+@pytest.mark.parametrize(("size", "said"), [((1242, 606), "Static batches: by now"), ((732, 540), "Static: "), ((620, 560), "Static: ")])
+def test_the_static_batches_say_both_numbers_whatever_the_width(size: tuple[int, int], said: str) -> None:
+    frame = render(VIEWS["batching"], scenario("long"), ViewState(step=38, size=size))
+    line = next(text for text in texts(frame) if text.startswith("Static"))
+    assert line.startswith(said) and line.count("finished") == 2 and line.count("%") == 2 and "…" not in line
+
+
+def test_a_long_formula_is_short_on_the_badge_and_whole_at_its_mark() -> None:
+    frame = render(VIEWS["batching"], scenario("long"), ViewState(step=38, size=(1242, 606)))
+    mark = next(m for m in frame.marks if m.id == "static")
+    badge = next(b for b in frame.badges if b.kind == "computed")
+    assert len(badge.text) < 80 and "as many steps as it took here" in mark.detail
 
 
 def test_a_frame_shows_which_step_of_the_slots_is_now() -> None:
@@ -176,6 +224,27 @@ def test_rows_of_the_mask_are_at_least_14_px() -> None:
             assert (axis[1] - axis[0]) * size[1] / len(picture.values) >= 13.99
 
 
+def test_the_mask_says_how_many_queries_there_are_and_where_keys_are_folded() -> None:
+    core = make_core(pages=60, page_size=8, max_model_len=300, max_num_batched_tokens=200)
+    add(core, prompt_of(90, 1), 3)
+    add(core, prompt_of(25, 2), 3)
+    core.step()
+    trace = trace_of(core)
+    for size in ((1240, 560), (620, 430), (620, 320)):
+        said = texts(render(VIEWS["mask"], trace, ViewState(step=0, size=size)))
+        assert "115 query tokens in this step" in said or (size[1] < 370 and "115 queries ↓" in said), size
+        rows = [int(text.split()[1]) for text in said if text.startswith("⋯ ") and text.endswith("rows")]
+        keys = [text for text in said if text.startswith("⋯") and not text.endswith("rows")]
+        assert rows and len(keys) == len(rows), said
+
+
+def test_what_is_outlined_has_a_frame_in_the_legend() -> None:
+    framed = {
+        p.label for view in ("mask", "tokens") for p in render(VIEWS[view], scenario("busy"), ViewState(step=9)).legend if p.alpha < 0.05
+    }
+    assert framed == {"framed: the row read out below", "new in this step"}
+
+
 # ---- blocks ----
 
 
@@ -221,7 +290,7 @@ def test_the_block_table_is_the_pools_and_links_are_for_a_selection_only() -> No
     trace = scenario("busy")
     frame = render(VIEWS["blocks"], trace, ViewState(step=3, selection="seq:1"))
     wanted = [f"{i} → {page}" for i, page in enumerate(trace.pool_at(3).tables[1])]
-    assert set(wanted) <= set(texts(frame)) and "A's block table" in texts(frame)
+    assert set(wanted) <= set(texts(frame)) and {"A's block table", "entry → block"} <= set(texts(frame))
     links = frame.series[0]
     assert np.count_nonzero(np.isnan(links.x)) == len(wanted)
     assert not len(render(VIEWS["blocks"], trace, ViewState(step=3)).series[0].x)
@@ -435,6 +504,25 @@ def test_a_clicked_token_shows_its_likeliest_alternatives() -> None:
     chosen = f"token:{row['seq_id']}:{row['position']}"
     said = " ".join(texts(render(VIEWS["tokens"], trace, ViewState(step=int(row["step_id"]), selection=chosen))))
     assert trace.token_text(int(row["top_ids"][0])).strip() in said and f"{100 * np.exp(row['top_logprobs'][0]):.0f} %" in said
+
+
+def test_the_chosen_word_is_marked_among_its_alternatives_also_when_it_is_none_of_the_likeliest() -> None:
+    trace = scenario("busy")
+    tokens = trace.tokens.copy()
+    tables = {n: getattr(trace, n) for n in ("steps", "works", "waits", "finishes", "preempts", "events", "keyframes")}
+    for row in (0, 3):
+        seq_id, step, position = (int(tokens[name][row]) for name in ("seq_id", "step_id", "position"))
+        for chosen in (2, 7):  # its place among the likeliest; beyond them
+            tokens["num_top"][row] = 5
+            tokens["top_ids"][row] = np.arange(5) + 40
+            tokens["top_logprobs"][row] = np.log([0.4, 0.2, 0.1, 0.06, 0.05])
+            tokens["token_id"][row] = 42 if chosen == 2 else 60
+            tokens["logprob"][row] = np.log(0.1 if chosen == 2 else 0.02)
+            again = Trace({**tables, "tokens": tokens}, trace.sequences, trace.token_texts, trace.meta)
+            state = ViewState(step=step, selection=f"token:{seq_id}:{position}")
+            said = next(text for text in texts(render(VIEWS["tokens"], again, state)) if "▸" in text)
+            assert said.count("▸") == 1 and said.partition("▸")[2].split("%")[0].strip().endswith(" 10" if chosen == 2 else " 2"), said
+            assert ("…" in said) == (chosen == 7), said
 
 
 def test_readers_are_shown_no_moment_without_one_answer() -> None:

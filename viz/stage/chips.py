@@ -38,7 +38,11 @@ def chips(trace: Trace, step: int | None, selection: str | None = None, slots: S
     for row in now.waits:
         seq_id = int(row["seq_id"])
         state = "preempted" if seq_id in preempted else "waiting"
-        items[seq_id] = _chip(trace, seq_id, state, now.tokens[:0], WAIT_REASONS[int(row["reason"])].value)
+        got = now.tokens[:0]
+        if state == "preempted":  # what it wrote before is not lost
+            got = trace.rows("tokens", trace.first_step or 0, at)
+            got = got[got["seq_id"] == seq_id]
+        items[seq_id] = _chip(trace, seq_id, state, got, WAIT_REASONS[int(row["reason"])].value)
     for row in now.works:
         seq_id = int(row["seq_id"])
         if seq_id in finished_now:

@@ -74,7 +74,7 @@ class Composer:
         self._source, self._views, self._caption, self._slots, self._parts = source, views, caption, slots, parts
         self._panels: OrderedDict[tuple, asyncio.Task] = OrderedDict()
         self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="glass-render")
-        self._slots = asyncio.Semaphore(WORKERS)
+        self._free_workers = asyncio.Semaphore(WORKERS)
         self.num_rendered = 0
 
     async def in_turn(self, viewer: Viewer, room: Room) -> bytes:
@@ -82,7 +82,7 @@ class Composer:
         older."""
         turn = room.turn
         if turn is None:
-            turn = room.turn = Turn(asyncio.ensure_future(self._slots.acquire()))
+            turn = room.turn = Turn(asyncio.ensure_future(self._free_workers.acquire()))
         turn.users += 1
         try:
             await asyncio.shield(turn.granted)
@@ -93,7 +93,7 @@ class Composer:
             turn.users -= 1
             if not turn.users:
                 room.turn = None if room.turn is turn else room.turn
-                turn.granted.add_done_callback(lambda _: self._slots.release())
+                turn.granted.add_done_callback(lambda _: self._free_workers.release())
 
     async def compose(self, viewer: Viewer, room: Room) -> bytes:
         """The newest state of everything that a viewer looks at, without what it already has."""

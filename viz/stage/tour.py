@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 
 from viz.chapter import Beat, Chapter
+from viz.select import comparison, comparison_id
 from viz.stage.codec import encode
 from viz.stage.hub import Hub, Refused, failure_of
 from viz.stage.talk import Place, Talk, contents, tell
@@ -248,19 +249,22 @@ class Tour:
         talk.show(None if step is None else await walk.seek(step), place.views, place.select)
 
     async def _compare(self, walk: Walk, beat: Beat, place: Place) -> None:
+        """Run it, where there is an engine; a recording may bring its own."""
         if beat.compare is None:
             return
-        if not walk.status.get("compare"):
+        knob, *values = beat.compare
+        name = comparison_id(knob, values[-1])
+        if walk.status.get("compare"):
+            try:
+                await walk.say("compare", knob=knob, values=values)
+            except Left:
+                raise
+            except Exception as error:  # another job runs: the beat stands without it
+                return walk.viewer.post(encode({"t": "error", **failure_of(error)}))
+        elif comparison(walk.trace, name) is None:
             place.note = "ui.chapter.compareLive"
             return
-        knob, *values = beat.compare
-        try:
-            await walk.say("compare", knob=knob, values=values)
-        except Left:
-            raise
-        except Exception as error:  # another job runs: the beat stands without it
-            return walk.viewer.post(encode({"t": "error", **failure_of(error)}))
-        place.views = self._known(("compare", *place.views))
+        place.views, place.select = self._known(("compare", *place.views)), name
 
     def _ask(self, talk: Talk) -> None:
         place = talk.place

@@ -1,6 +1,6 @@
 """Compare: what does one mode of the engine save over another, for the same requests?
 
-The newest Comparison of the trace: the same requests and seeds, run twice. Both runs lie on one axis of engine time: a
+The newest Comparison of the trace, or the one that is selected: the same requests and seeds, run twice. Both runs lie on one axis of engine time: a
 row a request, a cell a step (prompt tokens, one token, recomputation, waiting). Under each run is the curve that the
 knob is about. One sentence says the difference in numbers. Times are measured, the rest is counted from the records of
 both runs; the step shown plays no part.
@@ -15,7 +15,7 @@ import numpy as np
 
 from engine.trace import Comparison, ModeRun, Pass, Trace
 from viz.layout import Sheet, message, too_small, visible, wrap
-from viz.select import hues
+from viz.select import comparison, hues
 from viz.theme import NUM_REQUEST_COLORS, duration, percent, request_color
 from viz.view import Ask, Badge, Frame, Mark, Paint, Raster, Series, View, ViewState
 from viz.words.catalogue import Words, cut, words
@@ -29,8 +29,9 @@ FINE = 5  # raster rows a request, the last one a gap
 SAMPLES = 600  # most points of a curve
 
 
-def newest(trace: Trace) -> Comparison | None:
-    return next((a for a in reversed(trace.artifacts) if isinstance(a, Comparison)), None)
+def chosen(trace: Trace, state: ViewState) -> Comparison | None:
+    """The selected one; else the newest."""
+    return comparison(trace, state.selection) or comparison(trace)
 
 
 # ---- what was counted ----
@@ -178,7 +179,7 @@ def _times(value: float, base: float) -> str:
 
 
 def figure(trace: Trace, state: ViewState) -> Frame:
-    it = newest(trace)
+    it = chosen(trace, state)
     if it is None:
         return message(summary(trace, state), state, Badge("state"))
     badge = _badge(trace, words(state.language, WORDS))
@@ -374,7 +375,7 @@ def _nice(value: float) -> float:
 
 
 def summary(trace: Trace, state: ViewState) -> str:
-    t, it = words(state.language, WORDS), newest(trace)
+    t, it = words(state.language, WORDS), chosen(trace, state)
     return t("compare.empty") if it is None else sentences(it, t)[0]
 
 
@@ -385,7 +386,7 @@ def _ask(answer) -> object:
     """An answer from both runs; "" where there is nothing to compare."""
 
     def found(trace: Trace, state: ViewState) -> str:
-        it = newest(trace)
+        it = chosen(trace, state)
         return "" if it is None else answer(it, *measured(it))
 
     return found

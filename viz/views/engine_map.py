@@ -126,10 +126,10 @@ class _Picture:
         self._share(rects[3], middle)
         self._whats_new(rects[0], middle)
         self._samples(rects[4], middle)
+        self._reason()
         if roomy and len(sheet.labels) + len(BOXES) <= MAX_LABELS:
             for name, (x0, x1, y0, _) in zip(BOXES, rects):
                 sheet.put(FILES[name], (x0 + x1) / 2, y0 + 6 + 1.5 * line, "muted", anchor="center", room=x1 - x0 - 4)
-        self._reason()
         for name, (x0, x1, _, y1) in zip(BOXES, rects):
             if self._no_clock(name) and len(sheet.labels) <= MAX_LABELS - 2:
                 sheet.put(self._no_clock(name), (x0 + x1) / 2, y1 + 6 + line / 2, "muted", anchor="center")

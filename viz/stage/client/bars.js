@@ -10,7 +10,7 @@ class Header {
     this.source = h("button", { type: "button", class: "glass-source", "data-state": "loading", onclick: () => stage.showSource() }, h("i"), h("span"));
     this.rate = h("span", { class: "glass-rate" });
     this.presets = h("select", { class: "glass-select", "aria-label": WORDS.examples, hidden: true, onchange: () => this.preset() });
-    this.back = h("button", { type: "button", class: "glass-button glass-text", text: WORDS.backToLive, hidden: true, onclick: () => stage.command("live") });
+    this.back = h("button", { type: "button", class: "glass-button glass-text glass-back", text: WORDS.backToLive, hidden: true, onclick: () => stage.command("live") });
     this.file = h("input", { type: "file", hidden: true, tabIndex: -1, "aria-label": WORDS.open, onchange: () => this.stage.openRecording(this.file) });
     this.open = this.tool("open", WORDS.open, () => this.file.click(), { hidden: true });
     this.language = h("select", { class: "glass-select glass-language", "aria-label": WORDS.language, onchange: () => stage.setLanguage(this.language.value) },

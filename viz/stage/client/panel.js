@@ -91,7 +91,7 @@ class Panel {
   badge(badge) {
     const kind = WORDS.kind[badge.kind] || badge.kind, text = badge.text ? `${kind} · ${badge.text}` : kind;
     const known = WORDS.badges[badge.kind] || "";
-    return h("button", { type: "button", class: text.length > 16 ? "glass-badge glass-long" : "glass-badge", "data-kind": badge.kind, title: text, onclick: () => this.stage.inspect(known, badge.text) },
+    return h("button", { type: "button", class: text.length > 16 ? "glass-badge glass-long" : "glass-badge", "data-kind": badge.kind, title: text, "aria-label": text, onclick: () => this.stage.inspect(known, badge.text) },
       h("span", { text: kind }), badge.text ? h("span", { class: "glass-fine", text: ` · ${badge.text}` }) : null);
   }
 

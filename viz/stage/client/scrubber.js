@@ -102,7 +102,7 @@ class Scrubber {
     let free = -Infinity;
     for (let i = 0; i < bins; i++) {
       const flag = flags[i];
-      const x = (i + 0.5) * wide;
+      const x = clamp((i + 0.5) * wide, 5, bins * wide - 5);
       if (!flag || x < free) continue;
       free = x + 9;
       ctx.beginPath();

@@ -356,7 +356,8 @@ class Stage {
     const nothing = this.at.last === null || this.at.last === undefined;
     const presets = this.status.presets || [];
     const queued = (this.status.queued || []).length > 0, paused = queued && this.status.state === "paused";
-    const begins = !paused && (this.starting > 0 || queued || this.status.state === "running");
+    const going = this.tour.told && this.tour.told.phase === "going";
+    const begins = !paused && (this.starting > 0 || queued || going || this.status.state === "running");
     const key = nothing ? JSON.stringify([this.status.state, presets, begins, paused]) : "";
     if (key === this.emptyShown) return;
     this.emptyShown = key;
