@@ -212,10 +212,12 @@ class _Picture:
     def _reason(self) -> None:
         """Under the waiting chips, if there is room for all of it: why they wait."""
         sheet, (x0, x1, y0, y1) = self.sheet, self.under_waiting
-        lines = wrap(self._whys(), int((x1 - x0) / sheet.advance)) if self.facts.waiting else []
-        if y0 + len(lines) * sheet.line <= y1 and len(sheet.labels) + len(lines) <= MAX_LABELS:
-            for i, text in enumerate(lines):
-                sheet.put(text, x0, y0 + (i + 0.5) * sheet.line, "muted")
+        for said in self._whys():
+            lines = wrap(said, int((x1 - x0) / sheet.advance))
+            if y0 + len(lines) * sheet.line <= y1 + 3 and len(sheet.labels) + len(lines) <= MAX_LABELS:
+                for i, text in enumerate(lines):
+                    sheet.put(text, x0, y0 + (i + 0.5) * sheet.line, "muted")
+                return
 
     def _done_below(self, rect: Rect, head: float) -> None:
         x0, x1, y0, y1 = rect
@@ -331,24 +333,25 @@ class _Picture:
             sheet.put(self.t(f"engine_map.{name}", n=len(ids)), x0 + 14, middle, room=label)
             used, _ = self._chips(ids, shown[i], (x0 + 14 + label, end - 4, middle - self.chip / 2, middle + self.chip / 2), name)
             if name == "waiting" and ids:
-                text = self._whys()
-                if sheet.span(text) <= end - used - 20:
-                    sheet.put(text, used + 12, middle, "muted")
+                text = next((text for text in self._whys() if sheet.span(text) <= end - used - 20), "")
+                sheet.put(text, used + 12, middle, "muted")
 
     def _why(self, seq_id: int) -> str:
         rows = self.trace.rows("waits", self.step, self.step)
         return visible(next((reason_words(r, self.trace, self.state.language) for r in rows if r["seq_id"] == seq_id), ""))
 
-    def _whys(self) -> str:
-        """Of those that wait: samples that begin where their sibling's prompt ends, all in one sentence; else the first's."""
+    def _whys(self) -> list[str]:
+        """Why they wait, longest first: samples that begin where their sibling's prompt ends in one sentence; else the first's."""
+        if not self.facts.waiting:
+            return []
         rows = self.trace.rows("waits", self.step, self.step)
         siblings = rows[rows["reason"] == WAIT_REASONS.index(WaitReason.SIBLING_PROMPT)]["seq_id"].tolist()
         ids = [i for i in self.facts.waiting if i in siblings]
         parents = {first_sample(self.trace, i) for i in ids}
         if len(ids) < len(self.facts.waiting) or len(parents) != 1:
-            return self._why(self.facts.waiting[0])
-        names = self.t.names([self.trace.name(i) for i in ids], 3)
-        return visible(self.t("engine_map.siblings", n=len(ids), who=names, parent=self.trace.name(parents.pop())))
+            return [self._why(self.facts.waiting[0])]
+        names, parent = self.t.names([self.trace.name(i) for i in ids], 3), self.trace.name(parents.pop())
+        return [visible(self.t(f"engine_map.siblings{form}", n=len(ids), who=names, parent=parent)) for form in ("", ".short")]
 
     def _arrow_down(self, x: float, y0: float, y1: float, n: int | None, said: str, right: float) -> None:
         sheet = self.sheet
@@ -636,6 +639,7 @@ WORDS = {
     "engine_map.cache.free": "{free:,} of {total:,} free",
     "engine_map.cache.free.long": "then {free:,} of {total:,} free",
     "engine_map.siblings": ("{who} starts from {parent}'s prompt", "{who} start from {parent}'s prompt"),
+    "engine_map.siblings.short": "from {parent}'s prompt",
     "engine_map.failed": "failed",
     "engine_map.clock.schedule": "schedule {time}",
     "engine_map.clock.commit": "commit {time}",

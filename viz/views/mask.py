@@ -70,7 +70,10 @@ class _Picture:
         sheet.put(t("mask.keys"), self.left - 10, 8 + sheet.line / 2, "muted", anchor="right")
         total = int(self.works["num_tokens"].sum())
         queries = t("mask.queries") if self.counts_total else t("mask.queries.counted", n=total)
-        sheet.put(queries, self.left - 10, self.top - 4 - sheet.line / 2, "muted", anchor="right")
+        beside = self.left - (10 if sheet.span(queries) <= self.left - 12 else 4)
+        sheet.put(
+            queries if sheet.span(queries) <= beside else t("mask.queries"), beside, self.top - 4 - sheet.line / 2, "muted", anchor="right"
+        )
         chosen = self._chosen()
         self._sentence(chosen)
         under = self.bottom + sheet.line / 2 + 4

@@ -644,6 +644,7 @@ WORDS = {
     "engine_map.cache.free": "{total:,}中{free:,}空き",
     "engine_map.cache.free.long": "空き{free:,}/{total:,}",
     "engine_map.siblings": "{who}は{parent}のプロンプトから始まる",
+    "engine_map.siblings.short": "{parent}のプロンプトから",
     "engine_map.failed": "失敗",
     "engine_map.clock.schedule": "schedule {time}",
     "engine_map.clock.commit": "commit {time}",
