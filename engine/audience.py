@@ -208,17 +208,21 @@ class LiveSource:
         return {"ok": True, **(await asyncio.to_thread(act, room, args) or {})}
 
     def do_prompt(self, room: str, args: Mapping[str, object], viewer: str = "") -> dict[str, object]:
-        text = args.get("text")
-        if not isinstance(text, str):
-            raise EngineError("bad_text", "The prompt must be text.")
+        text, sampling = _asked(args)
         status = self.session.status(room)
         if len(status.running) + len(status.waiting) >= MAX_LIVE:
             raise EngineError("too_many", f"{MAX_LIVE} requests are alive already; wait until one has finished.", limit=MAX_LIVE)
         burst = self.session.burst
-        handle = self.session.add(text, sampling_of(args), room=room, chat=args.get("chat", True) is True)
+        handle = self.session.add(text, sampling, room=room, chat=args.get("chat", True) is True)
         self._made(room, viewer, handle)
         made = {"name": handle.name, "request_id": handle.request_id, "queued": status.state == "paused"}
         return {**made, **_said_of(burst, handle.name)}
+
+    def check_prompt(self, args: Mapping[str, object]) -> None:
+        """Refuses a prompt that no room would take, before one is opened for it. Raises EngineError."""
+        text, sampling = _asked(args)
+        if self.session.is_ready:
+            self.session.prompt(text, sampling)
 
     def _made(self, room: str, viewer: str, handle: Handle) -> None:
         with self._lock:
@@ -241,7 +245,7 @@ class LiveSource:
         if workload is None:
             raise EngineError("unknown_preset", "There is no preset of that name.")
         home, before = self._rooms.get(room), max(self.session.trace(room).sequences, default=0)
-        self.session.run_workload(workload, room=room)
+        self.session.run_workload(workload, room=room, with_knobs=args.get("with_knobs") is not False)
         if home is not None:
             home.script = (str(args["name"]), before)
         return {"point": workload.point, **_said_of(self.session.burst)}
@@ -447,6 +451,16 @@ def _said_of(burst: str | None, name: str = "") -> dict[str, object]:
         return {"burst": True}
     sentence = f"Queued as {name} for the next burst: the GPU is lent to one at a time."
     return {"burst": True, "code": "queued_burst", "sentence": sentence, "fields": {"name": name}}
+
+
+def _asked(args: Mapping[str, object]) -> tuple[str, SamplingParams]:
+    """The prompt that a browser sent. Raises EngineError."""
+    text = args.get("text")
+    if not isinstance(text, str):
+        raise EngineError("bad_text", "The prompt must be text.")
+    if not text.strip():
+        raise EngineError("prompt_empty", "The prompt is empty; type at least one character.")
+    return text, sampling_of(args)
 
 
 def sampling_of(args: Mapping[str, object]) -> SamplingParams:

@@ -277,9 +277,9 @@ class Session:
             for line in workload.lines
         )  # fmt: skip
 
-    def run_workload(self, workload: Workload, *, room: str = "main") -> None:
-        """End what runs in the room, set the workload's knobs, start its script."""
-        self.ask("workload", room=room, prompts=self.script(workload), knobs=dict(workload.knobs))
+    def run_workload(self, workload: Workload, *, room: str = "main", with_knobs: bool = True) -> None:
+        """End what runs in the room, set the workload's knobs (or leave them as they are), start its script."""
+        self.ask("workload", room=room, prompts=self.script(workload), knobs=dict(workload.knobs) if with_knobs else {})
 
     def ask(self, name: str, /, **args: object) -> object:
         """Send a command and wait for its answer. Raises EngineError, also when the core is not there."""

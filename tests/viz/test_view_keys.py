@@ -46,3 +46,14 @@ def test_enter_on_the_axis_mark_changes_the_axis_and_back(batching) -> None:
         other = "step" if axis == "time" else "time"
         until(batching, f"glass.stage.panels[0].marks().some((m) => m[0] === 'axis:{other}')")
         assert batching.evaluate("glass.stage.state.axis") == axis
+
+
+def test_a_badge_that_is_cut_off_says_all_of_itself_in_the_inspector(batching) -> None:
+    badge = batching.locator(".glass-badge[data-kind=computed]").first
+    whole = badge.get_attribute("title")
+    assert whole.endswith("then the next begins") and badge.inner_text() == whole
+    badge.click()
+    until(
+        batching,
+        "document.querySelector('.glass-drawer') && document.querySelector('.glass-drawer').innerText.includes('then the next begins')",
+    )

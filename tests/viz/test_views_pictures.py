@@ -202,6 +202,20 @@ def test_the_selected_row_reads_out_what_it_sees() -> None:
     assert f"A's 3rd token sees these 3: {seen}" in said
 
 
+@pytest.mark.parametrize("language", ["en", "ja"])
+def test_a_long_sentence_keeps_its_head_and_the_newest_text(language: str) -> None:
+    core = make_core(pages=60, page_size=8, max_model_len=300, max_num_batched_tokens=200)
+    prompt = prompt_of(90, 1)
+    add(core, prompt, 3)
+    core.step()
+    trace = trace_of(core)
+    newest = "".join(trace.token_text(i) for i in prompt[-6:]).strip()
+    for size in ((1240, 560), (620, 430)):
+        said = texts(render(VIEWS["mask"], trace, ViewState(step=0, size=size, language=language)))
+        at = next(i for i, text in enumerate(said) if text.endswith(newest))
+        assert said[at].startswith("… ") and "90" in said[at - 1] and said[at - 1][-1] in ":："
+
+
 def test_the_mask_of_whole_prompts_is_the_causal_triangle() -> None:
     core = make_core()
     add(core, 4, 2)

@@ -171,13 +171,16 @@ class Lobby:
     async def _live_command(self, room: str, viewer: str, name: str, args: Mapping[str, object]) -> dict:
         if name == "prompt" and room in self._fresh:
             self._fresh.discard(room)
-            await self.base.command(room, viewer, "preset", {"name": INTRO})  # so that the prompt becomes request D
+            await self.base.command(room, viewer, "preset", {"name": INTRO, "with_knobs": False})  # the prompt becomes request D
             await self.base.command(room, viewer, "pace", {"value": FIRST_PACE})  # at full speed nobody would see it
         return await self.base.command(room, viewer, name, args)
 
     async def _to_a_room(self, room: str, viewer: str, name: str, args: Mapping[str, object]) -> dict:
         """From a recording to a live room, where the command is said again."""
         state = self.base.status(ROOM).get("state")
+        check = getattr(self.base, "check_prompt", None)
+        if name == "prompt" and check is not None:
+            await asyncio.to_thread(check, args)
         if state == "loading":
             return await self._while_loading(room, name, args)
         if state == "dead":

@@ -268,6 +268,7 @@ class _Picture:
         x, y = np.array([tick, x0, x0, tick], np.float32), np.array([top, top, bottom, bottom], np.float32)
         edge = x0 + (x1 - x0) * n / steps
         text = t("kv_cache.steps", n=n, who=self.name)
+        text = text if sheet.span(text) <= x1 - x0 else t("kv_cache.steps.short", n=n, who=self.name)
         half = sheet.span(text) / 2
         sheet.put(text, min(max(edge, x0 + half), x1 - half), bottom + 4 + sheet.line / 2, "muted", anchor="center", room=x1 - x0)
         return sheet.data_axes(4, (0, steps), (largest, 0), (x0, x1, top, bottom)), Series("scale", x, y, "line", Paint("muted"), 1.5)
@@ -440,6 +441,7 @@ WORDS = {
     "kv_cache.no_flops": "No FLOPs: this record does not say the model's sizes.",
     "kv_cache.no_steps": "No FLOPs yet.",
     "kv_cache.steps": ("{who} took part in {n:,} step", "{who} took part in {n:,} steps"),
+    "kv_cache.steps.short": ("{who}: {n:,} step", "{who}: {n:,} steps"),
     "kv_cache.legend.now": "computed in this step",
     "kv_cache.legend.again": "computed again",
     "kv_cache.legend.ghost": "reused (without a cache: again)",

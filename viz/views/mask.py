@@ -11,7 +11,7 @@ import numpy as np
 
 from engine.trace import Trace
 from viz.fold import FOLD_WIDTH, Block, Folded, Sees, fold, sees
-from viz.layout import Sheet, framed, message, too_small, visible
+from viz.layout import Sheet, framed, message, too_small, visible, wrap
 from viz.select import identity, selected, token_ids
 from viz.theme import NUM_REQUEST_COLORS, request_color
 from viz.view import Ask, Badge, Frame, Mark, Paint, Raster, Series, View, ViewState
@@ -193,31 +193,27 @@ class _Picture:
 
     def _sentence(self, chosen: tuple[int, int]) -> None:
         """ "E's 7th token sees these 7: …" in two lines, the newest text kept."""
-        sheet = self.sheet
-        room = int((sheet.width - 24) / sheet.advance)
-        text = self._reads(chosen)
+        sheet, room = self.sheet, self.sheet.width - 24
+        whole, head, seen = self._reads(chosen)
+        lines = wrap(whole, int(room / sheet.advance))
+        if len(lines) > 2:
+            while sheet.span(f"… {seen}") > room:
+                seen = seen.partition(" ")[2] or seen[1:]
+            lines = [head, f"… {seen}"]
         under = self.bottom + (2 if self.folded.hidden or self.counts_total else 1) * sheet.line + 12
         y = min(max(under, 0), sheet.height - 1.5 * sheet.line - 6)
-        if len(text) <= room:
-            sheet.put(text, 12, y, room=sheet.width - 24)
-            return
-        cut = text.rfind(" ", 0, room + 1)
-        cut = cut if cut > room // 2 else room
-        first, rest = text[:cut], text[cut:].lstrip()
-        if len(rest) > room:
-            head, _, seen = text.partition(": ")
-            _, _, seen = seen[-(room - 2) :].partition(" ")
-            first, rest = head + ":", f"… {seen}"
-        sheet.put(first, 12, y, room=sheet.width - 24)
-        sheet.put(rest, 12, y + sheet.line, room=sheet.width - 24)
+        for i, line in enumerate(lines):
+            sheet.put(line, 12, y + i * sheet.line, room=room)
 
-    def _reads(self, chosen: tuple[int, int]) -> str:
+    def _reads(self, chosen: tuple[int, int]) -> tuple[str, str, str]:
+        """The sentence, its part before the text, the text."""
         seq_id, position = chosen
         ids = token_ids(self.trace, seq_id, self.step - 1)
         seen = range(max(0, position - 120), position + 1)
-        text = "".join(visible(self.trace.token_text(ids[p])) if p in ids else "▯" for p in seen)
-        who, nth = self.trace.name(seq_id), self.t.ordinal(position + 1)
-        return self.t("mask.sentence", n=position + 1, who=who, nth=nth, text=("…" if seen[0] else "") + text.strip())
+        text = "".join(visible(self.trace.token_text(ids[p])) if p in ids else "▯" for p in seen).strip()
+        fields = {"n": position + 1, "who": self.trace.name(seq_id), "nth": self.t.ordinal(position + 1)}
+        whole = self.t("mask.sentence", **fields, text=("…" if seen[0] else "") + text)
+        return whole, self.t("mask.sentence", **fields, text="").rstrip(), text
 
     def _marks(self, chosen: tuple[int, int]) -> list[Mark]:
         marks = []

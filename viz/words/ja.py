@@ -718,6 +718,7 @@ WORDS = {
     "kv_cache.no_flops": "FLOP数なし：この記録にはモデルの大きさがありません。",
     "kv_cache.no_steps": "FLOP数はまだありません。",
     "kv_cache.steps": "{who}が参加した{n:,}ステップ",
+    "kv_cache.steps.short": "{who}：{n:,}ステップ",
     "kv_cache.legend.now": "このステップで計算",
     "kv_cache.legend.again": "再計算",
     "kv_cache.legend.ghost": "再利用（キャッシュなしなら再計算）",

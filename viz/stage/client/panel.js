@@ -66,10 +66,13 @@ class Panel {
   }
 
   head(figure) {
-    const legends = JSON.stringify([figure.legend, figure.badges, this.rasterKeys(figure), this.look.generation]);
+    const badges = JSON.stringify([figure.badges, spoken]), legends = JSON.stringify([figure.legend, this.rasterKeys(figure), this.look.generation]);
+    if (badges !== this.badged) {
+      this.badged = badges;
+      this.badges.replaceChildren(...figure.badges.map((badge) => this.badge(badge)));
+    }
     if (legends !== this.legends) {
       this.legends = legends;
-      this.badges.replaceChildren(...figure.badges.map((badge) => this.badge(badge)));
       this.legend.replaceChildren(this.question, ...figure.legend.filter((p) => p.label).map((p) => h("span", { class: "glass-key" }, swatch(this.look, p), h("span", { text: p.label }))));
       this.scales(figure);
     }

@@ -639,6 +639,7 @@ class Stage {
     url.searchParams.set("name", file.name);
     try {
       const reply = await (await fetch(url, { method: "POST", body: file })).json();
+      if (reply.ok) this.setState({ source: "live" });
       if (!reply.ok || reply.sentence) this.tellNotice(sentenceOf(reply), !reply.ok);
     } catch {
       this.tellNotice(WORDS.offline, true);
