@@ -49,7 +49,7 @@ def to_figure(frame: Frame, theme: str = "light", width: int = 1280, height: int
             "text": _title(frame, width / size, size),
             "font": {"size": round(size * 1.4)},
             "x": 0,
-            "y": 1 - 1.3 * size / height,
+            "y": 1 - 1.45 * size / height,
             "xref": "container",
             "yref": "container",
             "yanchor": "top",

@@ -51,7 +51,7 @@ def test_enter_on_the_axis_mark_changes_the_axis_and_back(batching) -> None:
 def test_a_badge_that_is_cut_off_says_all_of_itself_in_the_inspector(batching) -> None:
     badge = batching.locator(".glass-badge[data-kind=computed]").first
     whole = badge.get_attribute("title")
-    assert whole.endswith("then the next begins") and badge.inner_text() == whole
+    assert whole.endswith("then the next begins")
     badge.click()
     until(
         batching,

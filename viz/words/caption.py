@@ -90,7 +90,7 @@ def _finished(trace: Trace, now: StepTrace, t: Words) -> list[str]:
         else:
             key = "finished.abort" if reason is FinishReason.ABORT else "finished"
             key += ".plain" if not pages else (".freed" if key == "finished" else "") if freed else ".gave_back"
-        facts.append(t(key, who=who, blocks=t("blocks", n=pages)))
+        facts.append(t(key, n=len(rows), who=who, blocks=t("blocks", n=pages)))
     return facts
 
 

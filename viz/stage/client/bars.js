@@ -18,9 +18,9 @@ class Header {
     this.minor = h("span", { class: "glass-minor", id: "glass-minor", onfocusout: (e) => { if (!this.minor.contains(e.relatedTarget) && e.relatedTarget !== this.more) this.showMore(false); }, onkeydown: (e) => this.escaped(e) },
       this.language, this.open, this.tool("theme", WORDS.theme, () => stage.toggleTheme()), this.tool("projector", `${WORDS.projector} (P)`, () => stage.toggleProjector(), { class: "glass-button glass-tool glass-online" }),
       this.tool("help", `${WORDS.help} (?)`, () => stage.help()));
-    this.more = iconButton("more", WORDS.moreTools, () => this.showMore(), { class: "glass-button glass-others", "aria-expanded": "false", "aria-controls": "glass-minor" });
+    this.more = iconButton("more", WORDS.moreTools, () => this.showMore(), { class: "glass-button glass-others", "aria-expanded": "false", "aria-controls": "glass-minor", onkeydown: (e) => this.escaped(e) });
     this.drawer = iconButton("drawer", `${WORDS.inspector} (I)`, () => stage.toggleDrawer(), { "aria-expanded": "false" });
-    this.tools = h("span", { class: "glass-tools" }, stage.share.button, this.file, this.minor, this.more, this.drawer);
+    this.tools = h("span", { class: "glass-tools" }, stage.share.button, this.file, this.more, this.minor, this.drawer);
     this.root = h("header", { class: "glass-header" }, h("span", { class: "glass-logo", "aria-hidden": "true" }), this.title, this.source, this.model, this.device, this.rate,
       h("span", { class: "glass-gap" }), ...stage.people.control(), this.back, stage.tour.button, this.presets, this.tools);
   }
@@ -223,7 +223,7 @@ class Transport {
     this.play = h("button", { type: "button", class: "glass-button glass-play", onclick: () => stage.playPause() });
     setIcon(this.play, "play", WORDS.play);
     this.step = iconButton("step", WORDS.step, () => stage.forward());
-    this.live = h("button", { type: "button", class: "glass-button glass-live", onclick: () => stage.goLive() }, h("i"), h("span", { text: WORDS.live }));
+    this.live = h("button", { type: "button", class: "glass-button glass-live", "aria-label": WORDS.live, onclick: () => stage.goLive() }, h("i"), h("span", { text: WORDS.live }));
     this.pace = h("select", { class: "glass-select glass-pace", "aria-label": WORDS.pace, onchange: () => stage.command("pace", { value: this.pace.value === "free" ? null : Number(this.pace.value) }) });
     this.pace.append(...PACES.map((n) => h("option", { value: String(n), text: WORDS.perSecond(n) })), h("option", { value: "free", text: WORDS.free }));
     this.scrubber = new Scrubber(stage);

@@ -5,7 +5,7 @@ class Chapters {
   constructor(stage, before = null) {
     this.stage = stage;
     Object.assign(this, { list: before ? before.list : [], told: before ? before.told : null, serial: before ? before.serial : -1, arrived: Boolean(before), seen: 0 });
-    this.button = h("button", { type: "button", class: "glass-button glass-text glass-chapters", "aria-haspopup": "menu", "aria-expanded": "false", hidden: true, onclick: () => this.toggle() },
+    this.button = h("button", { type: "button", class: "glass-button glass-text glass-chapters", "aria-haspopup": "menu", "aria-expanded": "false", "aria-label": WORDS.chapter.menu, hidden: true, onclick: () => this.toggle() },
       icon("chapters"), h("span", { text: WORDS.chapter.menu }));
     this.menu = h("div", { class: "glass-menu glass-contents", role: "menu", "aria-label": WORDS.chapter.menu, hidden: true, onkeydown: (e) => this.key(e), onfocusout: (e) => { if (!this.menu.contains(e.relatedTarget) && e.relatedTarget !== this.button) this.close(false); } });
     this.back = iconButton("previous", WORDS.chapter.previous, () => this.by(-1));
