@@ -361,6 +361,7 @@ def test_a_click_on_who_waits_opens_the_inspector_with_the_reason_in_numbers(ope
         found.keyboard.press("i")
         found.evaluate("glass.stage.select(null)")
         assert not found.locator(".glass-drawer").is_visible()
+        found.wait_for_timeout(800)  # the panels are wider now, and so are their marks
         mark = "glass.stage.panels[1].marks().findIndex((m) => m[0] === 'seq:5')"
         until(found, f"{mark} >= 0")
         found.evaluate(f"(p => {{ p.focus.focus(); p.focusAt = {mark}; }})(glass.stage.panels[1])")

@@ -78,7 +78,7 @@ class Panel {
     }
     this.legend.hidden = this.legend.childElementCount < 2 && !this.question.textContent;
     this.fitLegend();
-    this.setNote(figure.error || (Object.keys(figure.axes).length ? "" : this.model.items ? this.model.items.summary : ""), Boolean(figure.error));
+    this.setNote(figure.error || (!window.Plotly ? WORDS.waitingForFrame : Object.keys(figure.axes).length ? "" : this.model.items ? this.model.items.summary : ""), Boolean(figure.error));
     this.figureSeen = figure;
   }
 

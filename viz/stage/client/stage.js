@@ -130,7 +130,11 @@ class Stage {
     if (window.Plotly) return this.redraw();
     const script = document.createElement("script");
     script.src = new URL(`plotly.min.js?v=${encodeURIComponent(PLOTLY_VERSION)}`, this.base);
-    script.onload = () => { if (!this.signal.aborted) this.redraw(); };
+    script.onload = () => {
+      if (this.signal.aborted) return;
+      for (const panel of this.panels) panel.figureSeen = null;
+      this.redraw();
+    };
     script.onerror = () => this.tellNotice(WORDS.noPlotly, true);
     document.head.append(script);
   }
@@ -616,12 +620,13 @@ class Stage {
   }
 
   help() {
-    const dialog = h("dialog", { class: "glass-dialog", "aria-label": WORDS.help, onclose: () => dialog.remove() },
+    const dialog = h("dialog", { class: "glass-dialog glass-keys", "aria-label": WORDS.help, onclose: () => dialog.remove() },
       h("h2", { text: WORDS.help }),
       h("dl", {}, ...Object.values(WORDS.keys).map((line) => line.split("\t")).flatMap(([keys, what]) => [h("dt", { text: keys }), h("dd", { text: what })])),
       h("form", { method: "dialog" }, h("button", { class: "glass-button glass-primary", text: WORDS.close })));
     this.root.append(dialog);
     dialog.showModal();
+    dialog.scrollTop = 0;
   }
 
   // ---- recordings and links ----
