@@ -348,13 +348,23 @@ def test_after_ten_seconds_a_hint_says_what_typing_does_once_a_visit(opened):
 # ---- why? ----
 
 
-def test_a_click_on_who_waits_opens_the_inspector_with_the_reason_in_numbers(opened):
-    with opened("recording", "?step=30") as found:
-        until(found, "glass.stage.at.step === 30")
+@pytest.fixture(scope="module")
+def held_up() -> tuple[int, str, str]:
+    """A step of the flood at which somebody waits who was preempted: (step, name, mark)."""
+    trace = shipped("flood")
+    step, victim = int(trace.preempts["step_id"][0]) + 2, int(trace.preempts["seq_id"][0])
+    assert victim in trace.step(step).waits["seq_id"]
+    return step, trace.name(victim), f"seq:{victim}"
+
+
+def test_a_click_on_who_waits_opens_the_inspector_with_the_reason_in_numbers(opened, held_up):
+    step, name, ident = held_up
+    with opened("recording", f"?step={step}") as found:
+        until(found, f"glass.stage.at.step === {step}")
         found.locator(".glass-chip[data-state=preempted]:visible").click()
         until(
             found,
-            r"/F waits: it needs \d+ blocks? for its \d+ tokens/.test(document.querySelector('.glass-drawer .glass-why').textContent)",
+            rf"/{name} waits: it needs \d+ blocks? for its \d+ tokens/.test(document.querySelector('.glass-drawer .glass-why').textContent)",
         )
         assert re.search(r"\d+ (is|are) free", found.text_content(".glass-drawer .glass-why"))
         assert found.locator(".glass-drawer").is_visible()
@@ -362,27 +372,31 @@ def test_a_click_on_who_waits_opens_the_inspector_with_the_reason_in_numbers(ope
         found.evaluate("glass.stage.select(null)")
         assert not found.locator(".glass-drawer").is_visible()
         found.wait_for_timeout(800)  # the panels are wider now, and so are their marks
-        mark = "glass.stage.panels[1].marks().findIndex((m) => m[0] === 'seq:5')"
+        mark = f"glass.stage.panels[1].marks().findIndex((m) => m[0] === '{ident}')"
         until(found, f"{mark} >= 0")
         found.evaluate(f"(p => {{ p.focus.focus(); p.focusAt = {mark}; }})(glass.stage.panels[1])")
         found.keyboard.press("Enter")
         found.wait_for_selector(".glass-drawer:visible .glass-why")
-        until(found, "document.querySelector('.glass-drawer .glass-why').textContent.includes('F waits')")
+        until(found, f"document.querySelector('.glass-drawer .glass-why').textContent.includes('{name} waits')")
 
 
-def test_on_a_phone_the_card_says_why(opened):
-    with opened("recording", "?step=30", size=PHONE, has_touch=True) as found:
-        until(found, "glass.stage.at.step === 30")
+def test_on_a_phone_the_card_says_why(opened, held_up):
+    step, name, _ = held_up
+    with opened("recording", f"?step={step}", size=PHONE, has_touch=True) as found:
+        until(found, f"glass.stage.at.step === {step}")
         found.locator(".glass-chip[data-state=preempted]").click()
-        until(found, "document.querySelector('.glass-card .glass-why').textContent.includes('F waits: it needs')")
+        until(found, f"document.querySelector('.glass-card .glass-why').textContent.includes('{name} waits: it needs')")
         assert found.locator(".glass-card").is_visible() and not found.locator(".glass-drawer").is_visible()
         assert found.evaluate(MEASURE)["targets"] == [] and found.evaluate(MEASURE)["scroll"] == []
 
 
-def test_a_preempted_request_keeps_the_tokens_that_it_wrote(opened):
-    with opened("recording", "?step=30") as found:
-        until(found, "glass.stage.at.step === 30")
-        assert "23 tokens" in found.get_attribute(".glass-chip[data-state=preempted]", "aria-label")
+def test_a_preempted_request_keeps_the_tokens_that_it_wrote(opened, held_up):
+    step, name, _ = held_up
+    with opened("recording", f"?step={step}") as found:
+        until(found, f"glass.stage.at.step === {step}")
+        assert re.fullmatch(
+            rf"{name}: preempted, .*, [1-9]\d* tokens", found.get_attribute(".glass-chip[data-state=preempted]", "aria-label")
+        )
 
 
 # ---- refusals ----

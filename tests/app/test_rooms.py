@@ -27,7 +27,7 @@ from viz.registry import load_views
 from viz.stage.codec import decode as decode_message
 from viz.stage.hub import Hub
 from viz.stage.limits import PUBLIC
-from viz.stage.lobby import Lobby, Shelf
+from viz.stage.lobby import FIRST_PACE, Lobby, Shelf
 from viz.stage.people import People, Times
 from viz.words.caption import caption
 
@@ -154,7 +154,7 @@ def test_nothing_of_one_room_reaches_another(public):
         assert not a.saw("canary") and not lounge.saw("canary")
         for secret in (b.person, b.room, hub.viewers[b.known["viewer"]].id):
             assert not a.saw(secret) and not lounge.saw(secret)
-        assert a.known["status"]["state"] != "paused" and a.known["status"]["pace"] is None and a.known["following"]
+        assert a.known["status"]["state"] != "paused" and a.known["status"]["pace"] == FIRST_PACE and a.known["following"]
         assert b.known["status"]["state"] == "paused" and b.known["status"]["pace"] == 3
         mine = {chip["prompt"] for chip in a.known["chips"]["items"]}
         assert mine <= {"a plain question", "another question", *(line for line in mine if "canary" not in line)}

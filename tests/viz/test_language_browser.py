@@ -115,9 +115,12 @@ def test_the_inspector_says_why_for_what_is_selected_and_for_nothing_else(stage)
     with stage() as page:
         page.keyboard.press("i")
         page.evaluate("glass.stage.select(glass.stage.chipRow.items[0].id)")
-        page.evaluate("glass.stage.why = {of: glass.stage.chipRow.items[0].id, lines: ['A waits: <b>1</b>.', 'It lost 5 tokens.']}")
-        page.evaluate("glass.stage.showBars()")
-        assert page.text_content(".glass-why") == "A waits: <b>1</b>.\nIt lost 5 tokens."
-        page.evaluate("glass.stage.select(glass.stage.chipRow.items[1].id)")
-        page.evaluate("glass.stage.showBars()")
-        assert page.evaluate("document.querySelector('.glass-why').hidden")
+        shown = page.evaluate(  # at one go: the next frame brings its own
+            """() => { const { stage } = glass;
+                       stage.why = {of: stage.state.selection, lines: ['A waits: <b>1</b>.', 'It lost 5 tokens.']};
+                       stage.showBars();
+                       return document.querySelector('.glass-why').textContent; }"""
+        )
+        assert shown == "A waits: <b>1</b>.\nIt lost 5 tokens."
+        gone = "() => { glass.stage.select(null); glass.stage.showBars(); return document.querySelector('.glass-why').hidden; }"
+        assert page.evaluate(gone)
