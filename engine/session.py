@@ -458,8 +458,3 @@ def _has_gpu() -> bool:
     from torch import cuda
 
     return cuda.is_available()
-
-
-def with_defaults(config: EngineConfig, **source: object) -> EngineConfig:
-    """A config with parts of its ModelSource replaced; None leaves a part alone."""
-    return replace(config, source=replace(config.source, **{k: v for k, v in source.items() if v is not None}))

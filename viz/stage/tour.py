@@ -42,9 +42,6 @@ class Tour:
         hub.acted.append(self._overheard)
         hub.left.append(self._emptied)
 
-    def talk_of(self, room: str) -> Talk | None:
-        return self._talks.get(room)
-
     # ---- what people say ----
 
     async def _said_chapter(self, viewer: Viewer, args: Mapping[str, object]) -> Mapping[str, object]:

@@ -1,8 +1,9 @@
 // Chapters: their menu, the strip with the question and the beats, guesses by clicking marks. viz/stage/tour.py decides
 // everything; this shows what it told and says what was pressed.
-class Chapters {
+class Chapters extends Menu {
   // `before`: what this page knew before its words were exchanged.
   constructor(stage, before = null) {
+    super();
     this.stage = stage;
     Object.assign(this, { list: before ? before.list : [], told: before ? before.told : null, serial: before ? before.serial : -1, arrived: Boolean(before), seen: 0 });
     this.button = h("button", { type: "button", class: "glass-button glass-text glass-chapters", "aria-haspopup": "menu", "aria-expanded": "false", "aria-label": WORDS.chapter.menu, hidden: true, onclick: () => this.toggle() },
@@ -166,29 +167,10 @@ class Chapters {
     this.stage.command("chapter", { name });
   }
 
-  toggle() { this.menu.hidden ? this.open() : this.close(); }
-
   open() {
     this.menu.hidden = false;
     this.button.setAttribute("aria-expanded", "true");
     const items = [...this.menu.children];
     (items.find((item) => item.getAttribute("aria-current") === "true") || items[0]).focus();
-  }
-
-  close(back = true) {
-    if (this.menu.hidden) return;
-    this.menu.hidden = true;
-    this.button.setAttribute("aria-expanded", "false");
-    if (back) this.button.focus();
-  }
-
-  key(event) {
-    const items = [...this.menu.children], at = items.indexOf(document.activeElement);
-    const to = { ArrowDown: at + 1, ArrowUp: at - 1, Home: 0, End: items.length - 1 }[event.key];
-    if (event.key === "Escape") this.close();
-    else if (to === undefined) return;
-    else items[(to + items.length) % items.length].focus();
-    event.preventDefault();
-    event.stopPropagation();
   }
 }

@@ -29,11 +29,12 @@ function stateToQuery(state, query, plain = plainState()) {
   return query;
 }
 
-class Share {
+class Share extends Menu {
   static fromQuery = stateFromQuery;
   static toQuery = stateToQuery;
 
   constructor(stage) {
+    super();
     this.stage = stage;
     this.items = {
       link: [WORDS.share.link, () => this.copy()], png: [WORDS.share.png, () => this.picture("png")], svg: [WORDS.share.svg, () => this.picture("svg")],
@@ -52,8 +53,6 @@ class Share {
 
   // ---- menu ----
 
-  toggle() { this.menu.hidden ? this.open() : this.close(); }
-
   open() {
     const { stage } = this, offers = stage.offers || [];
     const offered = { link: offers.includes("link"), png: true, svg: true, html: true, recording: (stage.status.recording || {}).save, trace: offers.includes("trace") };
@@ -62,23 +61,6 @@ class Share {
     this.menu.style.right = `${Math.max(stage.root.clientWidth - this.button.offsetLeft - this.button.offsetWidth, 8)}px`;
     this.button.setAttribute("aria-expanded", "true");
     [...this.menu.children].find((item) => !item.hidden).focus();
-  }
-
-  close(back = true) {
-    if (this.menu.hidden) return;
-    this.menu.hidden = true;
-    this.button.setAttribute("aria-expanded", "false");
-    if (back) this.button.focus();
-  }
-
-  key(event) {
-    const items = [...this.menu.children].filter((item) => !item.hidden), at = items.indexOf(document.activeElement);
-    const to = { ArrowDown: at + 1, ArrowUp: at - 1, Home: 0, End: items.length - 1 }[event.key];
-    if (event.key === "Escape") this.close();
-    else if (to === undefined) return;
-    else items[(to + items.length) % items.length].focus();
-    event.preventDefault();
-    event.stopPropagation();
   }
 
   // ---- links ----

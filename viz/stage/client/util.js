@@ -86,6 +86,29 @@ function later(action, ms) {
   return ask;
 }
 
+// A button's menu: closing gives the focus back, arrows and Home and End go round what is offered, Escape closes. Who
+// extends it has `menu` and `button`, and opens it himself.
+class Menu {
+  toggle() { this.menu.hidden ? this.open() : this.close(); }
+
+  close(back = true) {
+    if (this.menu.hidden) return;
+    this.menu.hidden = true;
+    this.button.setAttribute("aria-expanded", "false");
+    if (back) this.button.focus();
+  }
+
+  key(event) {
+    const items = [...this.menu.children].filter((item) => !item.hidden), at = items.indexOf(document.activeElement);
+    const to = { ArrowDown: at + 1, ArrowUp: at - 1, Home: 0, End: items.length - 1 }[event.key];
+    if (event.key === "Escape") this.close();
+    else if (to === undefined) return;
+    else items[(to + items.length) % items.length].focus();
+    event.preventDefault();
+    event.stopPropagation();
+  }
+}
+
 const stored = {
   get(key) { try { return localStorage.getItem("glass." + key); } catch { return null; } },
   set(key, value) { try { localStorage.setItem("glass." + key, value); } catch { /* private window */ } },
