@@ -1,6 +1,6 @@
-"""Every kernel of the folder on its SPEC's bench_cases, against its torch reference in the same run.
+"""The figures with a target (kernel_targets.py), then every kernel on its SPEC's bench_cases, against its reference.
 
-    python -m benchmarks.kernels [--device cpu|cuda] [--only KERNEL]
+    python -m benchmarks.kernels [--device cpu|cuda] [--only targets|KERNEL]
 
 On CUDA bfloat16, triton.testing.do_bench (cold L2; a call shorter than its launch measures the launch). On a CPU the
 kernels cannot run: the references are timed in float32, and cases too large for it are left out. GB/s and TFLOP/s are
@@ -18,6 +18,7 @@ from functools import partial
 import torch
 from triton.testing import do_bench
 
+from benchmarks.kernel_targets import targets
 from benchmarks.report import Report, main
 from engine.build import device_name, settle_source
 from engine.config import ModelSource
@@ -76,7 +77,7 @@ def kernel(spec: KernelSpec, report: Report, args: argparse.Namespace) -> None:
             measure(report, spec, case, device)
 
 
-ITEMS = {name: partial(kernel, spec) for name, spec in load_specs().items()}
+ITEMS = {"targets": targets} | {name: partial(kernel, spec) for name, spec in load_specs().items()}
 
 if __name__ == "__main__":
     raise SystemExit(main("kernels", ITEMS, lambda args: device_name(torch.device(settle_source(ModelSource(device=args.device)).device))))

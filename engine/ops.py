@@ -13,7 +13,7 @@ from dataclasses import MISSING, dataclass, fields, replace
 import torch
 
 from engine.trace import KernelReport
-from kernels.paged_attention import plan_host
+from kernels.attention import plan_host
 from kernels.registry import load_specs
 from kernels.spec import KernelSpec
 
@@ -26,7 +26,7 @@ class Ops:
     rope: Callable
     silu_mul: Callable
     kv_write: Callable
-    paged_attention: Callable
+    flash_prefill: Callable
     backend: str = "torch"
     plan_attention: Callable = plan_host  # the reference's indices and masks, once a step for all layers
 

@@ -12,7 +12,7 @@ What make_inputs owes the tests:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -57,6 +57,9 @@ class KernelSpec:
             once, each output written once.
         bad: arguments to refuse; at least one.
         tolerance: dtype -> largest allowed max |out − ref| / max(1, max |ref|).
+        loop: the same operation as a Python loop, one row, key or token an iteration, for the kernel page: a generator with
+            `ref`'s arguments that yields after each iteration and returns what ref returns (tests run it to its end).
+        loop_iterations: (inputs) -> int, how often it yields.
         empty_dims: changes to a case's dims that leave nothing to compute.
         compiled_only: cannot run in Triton's interpreter (inline PTX, Gluon).
     """
@@ -73,5 +76,7 @@ class KernelSpec:
     bytes: Callable[[Mapping], int]
     tolerance: Mapping[torch.dtype, float]
     bad: tuple[Bad, ...] = ()
+    loop: Callable[..., Generator[None, None, object]] | None = None
+    loop_iterations: Callable[[Mapping], int] | None = None
     empty_dims: Mapping[str, int | str] = field(default_factory=lambda: {"tokens": 0})
     compiled_only: bool = False

@@ -17,12 +17,12 @@ TOP_LEVEL = {
     "app.py", "engine", "viz", "kernels", "tests", "requirements.txt", "README.md", "benchmarks", "assets", "LICENSE", "pyproject.toml",
 }  # fmt: skip
 STDLIB = set(sys.stdlib_module_names)
-WITHOUT_TORCH = ("request", "sequence", "plan", "trace", "recording", "pages", "cache", "scheduler")
+WITHOUT_TORCH = ("request", "sequence", "plan", "trace", "artifacts", "recording", "pages", "cache", "scheduler")
 ALLOWED = {  # beside the standard library and the package itself
     "kernels": {"torch", "triton", "numpy"},
     "engine": {"kernels", "torch", "numpy", "transformers", "tokenizers", "safetensors", "gguf", "huggingface_hub"},
-    "viz": {"engine.trace", "engine.plan", "engine.request", "plotly", "numpy"},
-    "viz.stage": {"engine.trace", "engine.plan", "engine.request", "plotly", "numpy", "starlette"},
+    "viz": {"engine.trace", "engine.artifacts", "engine.plan", "engine.request", "plotly", "numpy"},
+    "viz.stage": {"engine.trace", "engine.artifacts", "engine.plan", "engine.request", "plotly", "numpy", "starlette"},
     "app": {"engine", "viz", "gradio", "spaces"},  # spaces: only on ZeroGPU, which brings it
 }
 

@@ -25,6 +25,8 @@ from viz.words.catalogue import Template, words
 BADGES = ("measured", "state", "computed", "recomputed", "recorded")
 THEMES = ("light", "dark", "projector")
 AXES = ("step", "time")
+OFFERED_JOBS = ("tiles", "kernel", "ceilings", "profile")  # what a view may offer: the live engine's do_<job>(room, args)
+DOCUMENT_KINDS = ("prose", "code", "formula")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +125,39 @@ class Badge:
 
 
 @dataclass(frozen=True, slots=True)
+class Offer:
+    """Something that the live engine can be asked to do for this picture: a button, with several choices a menu.
+
+    Invariant: `job` is one of OFFERED_JOBS, and there is at least one choice: (label, arguments). A click names view,
+    `id` and choice; the server renders the view again, finds the offer there and takes the arguments from it
+    (viz/stage/offers.py), so a browser never sends arguments of its own. A `why` greys it: what it lacks, in a sentence.
+    """
+
+    id: str
+    label: str
+    job: str
+    choices: tuple[tuple[str, Mapping[str, object]], ...]
+    why: str = ""
+
+    def __post_init__(self) -> None:
+        if self.job not in OFFERED_JOBS:
+            raise ValueError(f"{self.job!r} is none of the jobs that a view may offer: {OFFERED_JOBS}")
+        if not self.choices:
+            raise ValueError(f"the offer {self.id!r} has no choice")
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A text beside the picture: `title` is its tab's, `kind` one of DOCUMENT_KINDS ("code" and "formula" keep their line
+    ends and stand in a monospaced font). Shown as text, never as markup. Whether a frame has documents must not depend
+    on the panel's size: they take room from the picture, so it would change its mind for ever."""
+
+    title: str
+    text: str
+    kind: str = "prose"
+
+
+@dataclass(frozen=True, slots=True)
 class ViewState:
     """Where a person is looking. Immutable; round-trips through a URL query.
 
@@ -130,8 +165,8 @@ class ViewState:
     numbers a panel: the part of the picture that is seen as shares of it (x0, x1, y0, y1), or the ranges of its first
     axes where those can be seen; four zeros: not zoomed. `step` None is the live edge. `selection` is a Mark id. `axis`
     is what runs along x where a view offers both: the step, or "time", the engine's own (a mark "axis:time" chooses it).
-    `size` is the panel's drawing area (width, height) in CSS pixels, title, badges and legend excluded. Plot margins are
-    0: an axis with the range [0, width] and the domain [0, 1] counts pixels, and views lay out their texts on such axes.
+    `size` is the panel's drawing area (width, height) in CSS pixels: without title, badges, legend, offers and documents.
+    Plot margins are 0: an axis with the range [0, width] and the domain [0, 1] counts pixels, and views lay out their texts on such axes.
     """
 
     source: str = "live"
@@ -216,6 +251,8 @@ class Frame:
     legend: tuple[Paint, ...] = ()
     summary: str = ""
     error: str = ""
+    offers: tuple[Offer, ...] = ()
+    documents: tuple[Document, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

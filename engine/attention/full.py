@@ -36,7 +36,7 @@ class FullAttention:
         self.page_size = page_size
         self.scale = dim**-0.5
         self.ops = ops
-        self.on_reference = ops.paged_attention is torch_ops().paged_attention
+        self.on_reference = ops.flash_prefill is torch_ops().flash_prefill
         self.k = [flat.as_strided(shape, stride, (2 * layer) * part) for layer in range(config.num_layers)]
         self.v = [flat.as_strided(shape, stride, (2 * layer + 1) * part) for layer in range(config.num_layers)]
 
@@ -51,7 +51,7 @@ class FullAttention:
         self.ops.kv_write(k, v, self.k[layer], self.v[layer], batch.slot_mapping)
 
     def attend(self, layer: int, q: torch.Tensor, batch: Batch) -> torch.Tensor:
-        return self.ops.paged_attention(
+        return self.ops.flash_prefill(
             q, self.k[layer], self.v[layer], batch.block_table, batch.cu_seqlens, batch.seq_lens, self.scale,
             batch.host.max_query_len, host=batch.attention_plan,
         )  # fmt: skip

@@ -52,7 +52,7 @@ def test_every_spec_says_what_it_refuses(spec: KernelSpec) -> None:
 
 @pytest.mark.parametrize("page_size", [4, 24, 256])
 def test_a_page_size_that_is_no_power_of_two_from_8_to_128_is_refused(page_size: int) -> None:
-    spec = SPECS["paged_attention"]
+    spec = SPECS["flash_prefill"]
     inputs = spec.make_inputs("cpu", torch.float32, 0, "1:9", 4, 2, 32, page_size=page_size)
     with pytest.raises(ValueError, match=r"^k_cache has page size"):
         spec.fn(**inputs)

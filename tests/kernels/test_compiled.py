@@ -34,7 +34,7 @@ def test_the_compiled_kernel_avoids_the_trap(kernel: str, trap: Callable) -> Non
 
 
 def test_a_captured_decode_step_is_right_when_the_sequences_grow() -> None:
-    spec = SPECS["paged_attention"]
+    spec = SPECS["flash_prefill"]
     inputs = spec.make_inputs("cuda", torch.bfloat16, 0, "1:300 1:17 1:90", 9, 3, 64, lse=False)
     final = inputs["seq_lens"].clone()
     inputs["seq_lens"].fill_(16)

@@ -10,9 +10,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from kernels.attention import PADDED_KEYS, attention_ref, make_inputs, plan_host
+from kernels.flash_prefill import SPEC
 from kernels.kv_write import kv_write_ref
 from kernels.kv_write import make_inputs as kv_inputs
-from kernels.paged_attention import PADDED_KEYS, SPEC, make_inputs, paged_attention_ref, plan_host
 from kernels.registry import load_specs
 from kernels.rms_norm import rms_norm_ref
 from kernels.rope import make_inputs as rope_inputs
@@ -34,18 +35,18 @@ def test_the_reference_avoids_the_trap(kernel: str, trap: Callable) -> None:
 def test_attention_equals_fp64_query_by_query(case) -> None:
     inputs = SPEC.make_inputs("cpu", torch.float32, 1, **case.dims)
     want_out, want_lse = oracle.attention(inputs)
-    out, lse = paged_attention_ref(**{**inputs, "return_lse": True})
+    out, lse = attention_ref(**{**inputs, "return_lse": True})
     assert out.dtype == torch.float32 and distance(out.double(), want_out) < 2e-6
     assert lse.dtype == torch.float32 and distance(lse.double(), want_lse) < 2e-6
     # without lse another path runs
-    assert distance(paged_attention_ref(**{**inputs, "return_lse": False}).double(), want_out) < 2e-6
+    assert distance(attention_ref(**{**inputs, "return_lse": False}).double(), want_out) < 2e-6
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_attention_in_16_bits_is_fp32_attention_rounded_once(dtype: torch.dtype) -> None:
     inputs = make_inputs("cpu", dtype, 0, "1:33 5:40 17:17", 9, 3, 64, lse=False)
     full = {n: x.float() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for n, x in inputs.items()}
-    assert torch.equal(paged_attention_ref(**inputs), paged_attention_ref(**full).to(dtype))
+    assert torch.equal(attention_ref(**inputs), attention_ref(**full).to(dtype))
 
 
 def test_prefill_equals_torch_sdpa_on_the_contiguous_prompt() -> None:
@@ -53,7 +54,7 @@ def test_prefill_equals_torch_sdpa_on_the_contiguous_prompt() -> None:
     pages = inputs["block_table"][0, :4].long()
     k, v = (inputs[n][pages].reshape(64, 2, 64)[:63].transpose(0, 1) for n in ("k_cache", "v_cache"))
     want = F.scaled_dot_product_attention(inputs["q"].transpose(0, 1), k, v, is_causal=True, enable_gqa=True).transpose(0, 1)
-    assert distance(paged_attention_ref(**inputs), want) < 2e-6
+    assert distance(attention_ref(**inputs), want) < 2e-6
 
 
 def test_the_soft_cap_is_gemma_2s() -> None:
@@ -66,19 +67,19 @@ def test_the_soft_cap_is_gemma_2s() -> None:
     module.num_key_value_groups, module.head_dim = 2, 64
     mask = torch.full((40, 40), -torch.inf).triu(1)[None, None]
     want, _ = eager_attention_forward(module, inputs["q"].transpose(0, 1)[None], k, v, mask, scaling=inputs["scale"], softcap=50.0)
-    assert distance(paged_attention_ref(**inputs), want[0]) < 1e-5
-    assert distance(paged_attention_ref(**{**inputs, "softcap": None}), want[0]) > 1e-2
+    assert distance(attention_ref(**inputs), want[0]) < 1e-5
+    assert distance(attention_ref(**{**inputs, "softcap": None}), want[0]) > 1e-2
 
 
 @pytest.mark.parametrize("window", [4, 5])
 def test_a_window_shows_a_query_itself_and_the_window_minus_one_before_it(window: int) -> None:
     inputs = make_inputs("cpu", torch.float32, 0, "1:12", 2, 1, 16, page_size=8, window=window, lse=False)
-    before = paged_attention_ref(**inputs)
+    before = attention_ref(**inputs)
     changed = []
     for j in range(12):
         v_cache = inputs["v_cache"].clone()
         v_cache[inputs["block_table"][0, j // 8], j % 8] += 1.0
-        changed.append(not torch.equal(before, paged_attention_ref(**{**inputs, "v_cache": v_cache})))
+        changed.append(not torch.equal(before, attention_ref(**{**inputs, "v_cache": v_cache})))
     assert changed == [j > 11 - window for j in range(12)]
 
 
@@ -92,32 +93,32 @@ def test_a_plan_made_once_serves_every_layer_and_both_caches() -> None:
         first = layers[0]
         plan = plan_host(first["block_table"], first["cu_seqlens_q"], first["seq_lens"], 16, first["q"].shape[0], first["window"])
         for layer in layers:
-            assert torch.equal(paged_attention_ref(**layer, host=plan), paged_attention_ref(**layer))
+            assert torch.equal(attention_ref(**layer, host=plan), attention_ref(**layer))
 
 
 def test_a_plan_for_another_window_is_refused() -> None:
     inputs = make_inputs("cpu", torch.float32, 0, "1:33", 2, 1, 16, window=4)
     plan = plan_host(inputs["block_table"], inputs["cu_seqlens_q"], inputs["seq_lens"], 16, 1)
     with pytest.raises(ValueError, match="host"):
-        paged_attention_ref(**inputs, host=plan)
+        attention_ref(**inputs, host=plan)
 
 
 def test_decodes_of_very_different_lengths_are_not_padded_to_the_longest() -> None:
     inputs = make_inputs("cpu", torch.float32, 0, f"1:3 1:{3 * PADDED_KEYS} 1:9 1:20", 2, 1, 16)
     plan = plan_host(inputs["block_table"], inputs["cu_seqlens_q"], inputs["seq_lens"], 16, 4)
     assert sorted((d.n, d.keys) for d in plan.decodes) == [(1, 3 * PADDED_KEYS), (3, 20)]
-    _, lse = paged_attention_ref(**inputs)
+    _, lse = attention_ref(**inputs)
     assert distance(lse.double(), oracle.attention(inputs)[1]) < 2e-6
 
 
 def test_caches_whose_pages_are_no_whole_number_of_slots_apart() -> None:
     inputs = make_inputs("cpu", torch.float32, 0, "1:33 5:40", 4, 2, 32)
-    want = paged_attention_ref(**inputs)
+    want = attention_ref(**inputs)
     for name in ("k_cache", "v_cache"):
         x = inputs[name]
         odd = torch.full((x.shape[0] * 1031,), torch.nan).as_strided(x.shape, (1031, 64, 32, 1))
         inputs[name] = odd.copy_(x)
-    got = paged_attention_ref(**inputs)
+    got = attention_ref(**inputs)
     assert all(torch.equal(a, b) for a, b in zip(got, want))
 
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import torch
 
+from kernels.attention import make_inputs as attention_inputs
 from kernels.kv_write import make_inputs as kv_inputs
-from kernels.paged_attention import make_inputs as attention_inputs
 from tests.kernels import oracle
 from tests.kernels.harness import distance
 
@@ -178,17 +178,17 @@ def c1_padding_rows_write_nothing(fn: Callable, device: str) -> None:
 
 # (kernel, trap); the far ones last: a wrapped offset may end the process that runs them
 TRAPS: tuple[tuple[str, Callable], ...] = (
-    ("paged_attention", k2_nan_in_slots_that_were_never_written_does_not_reach_the_output),
-    ("paged_attention", k3a_scores_near_minus_60000_keep_their_softmax),
-    ("paged_attention", k3b_rows_that_see_no_key_give_zero_and_minus_infinity),
-    ("paged_attention", k5_the_soft_cap_is_cap_tanh_of_scale_times_x_over_cap),
-    ("paged_attention", k5_the_soft_cap_holds_far_above_the_cap),
+    ("flash_prefill", k2_nan_in_slots_that_were_never_written_does_not_reach_the_output),
+    ("flash_prefill", k3a_scores_near_minus_60000_keep_their_softmax),
+    ("flash_prefill", k3b_rows_that_see_no_key_give_zero_and_minus_infinity),
+    ("flash_prefill", k5_the_soft_cap_is_cap_tanh_of_scale_times_x_over_cap),
+    ("flash_prefill", k5_the_soft_cap_holds_far_above_the_cap),
     ("kv_write", c1_padding_rows_write_nothing),
     ("rms_norm", k1_rms_norm_reads_a_row_past_2_31_elements),
     ("silu_mul", k1_silu_mul_reads_a_row_past_2_31_elements),
     ("rope", k1_rope_rotates_a_row_past_2_31_elements),
     ("kv_write", k1_kv_write_takes_a_row_past_2_31_elements),
     ("kv_write", k1_kv_write_reaches_a_page_past_2_31_elements),
-    ("paged_attention", k1_attention_takes_a_query_row_past_2_31_elements),
-    ("paged_attention", k1_attention_reads_a_page_past_2_31_elements),
+    ("flash_prefill", k1_attention_takes_a_query_row_past_2_31_elements),
+    ("flash_prefill", k1_attention_reads_a_page_past_2_31_elements),
 )

@@ -99,9 +99,7 @@ class Composer:
         """The newest state of everything that a viewer looks at, without what it already has."""
         version, stamp, fresh = room.version, room.stamp, viewer.dirty
         viewer.dirty, viewer.seen = False, room.now
-        trace, following = self._trace(room.name), viewer.state.step is None
-        cursor = room.status.get("cursor")
-        step = viewer.state.step if not following else cursor if isinstance(cursor, int) else None
+        trace, following, step = self._trace(room.name), viewer.state.step is None, looked_at(viewer, room).step
         shown = trace.clamp(step)
         header: dict[str, object] = {"t": "frames", "seq": viewer.seq, "stamp": stamp, "now": time.time() * 1000}
         header |= {"step": shown, "first": trace.first_step, "last": trace.last_step, "following": following}
@@ -192,6 +190,13 @@ class Composer:
     async def _render(self, name: str, trace: Trace, state: ViewState) -> Panel:
         self.num_rendered += 1
         return await self._at_work(draw, self._views[name], trace, state)
+
+
+def looked_at(viewer: Viewer, room: Room) -> ViewState:
+    """What a viewer's pictures are drawn for: who follows sees the room's playhead. Without a size."""
+    cursor = room.status.get("cursor")
+    step = viewer.state.step if viewer.state.step is not None else cursor if isinstance(cursor, int) else None
+    return viewer.state.with_(step=step, views=())
 
 
 def draw(view: View, trace: Trace, state: ViewState) -> Panel:

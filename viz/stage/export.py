@@ -233,7 +233,7 @@ class _Store:
         if at == len(self.groups):
             self.groups.append([len(self.arrays), len(panel.arrays)])
             self.arrays += panel.arrays
-        return [self.text(panel.figure), self.text(panel.items), at]
+        return [self.text(panel.figure), self.text(panel.items), at, self.text(panel.documents)]
 
 
 def _between(trace: Trace, first: int, last: int) -> Trace:

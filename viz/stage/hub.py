@@ -18,16 +18,19 @@ import struct
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from inspect import isawaitable
 
 from viz import theme
 from viz.select import hues
 from viz.stage.chips import Slots
 from viz.stage.codec import dumps, encode
-from viz.stage.composer import Caption, Composer, Part, Room
+from viz.stage.composer import Caption, Composer, Part, Room, looked_at
+from viz.stage.offers import take_offer
+from viz.stage.refusal import Refused, failure, failure_of
 from viz.stage.source import ROOM, Landing, Source
 from viz.stage.viewer import MAX_CREDIT, Viewer, changed_state, invite_of, person_of, room_name, wanted_panels
-from viz.view import View, ViewState
+from viz.view import OFFERED_JOBS, View, ViewState
 
 Gate = Callable[[Viewer, str, Mapping[str, object]], None]  # raises an error with a `sentence` to refuse
 Door = Callable[[Viewer, str], None]  # may this viewer come into that room? Raises to refuse
@@ -85,6 +88,7 @@ class Hub:
         self.acted: list[Gate] = []  # told what somebody asks for and no gate refused
         self.heard_view: list[Watcher] = []  # told when a viewer looks at something else
         self.composer = Composer(source, self.views, caption, slots, self.parts)
+        self.handlers["offer"] = self._take_offer
         self._rooms: dict[str, Room] = {}
         self._tasks: set[asyncio.Task] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -271,6 +275,8 @@ class Hub:
 
     async def _command(self, viewer: Viewer, number: int, name: str, args: Mapping[str, object]) -> None:
         try:
+            if name in OFFERED_JOBS:
+                raise Refused("only_offered", "This can only be started from the picture that offers it.")
             result = await self.act(viewer, name, args)
         except Exception as error:
             result = failure_of(error)
@@ -288,6 +294,13 @@ class Hub:
         if name in self.handlers:
             return await self.handlers[name](viewer, args)
         return await self.ask(viewer, name, args)
+
+    async def _take_offer(self, viewer: Viewer, args: Mapping[str, object]) -> Mapping[str, object]:
+        """A picture's button: {"view", "id", "choice"}."""
+        name, room = str(args.get("view")), self._rooms[viewer.room]
+        state = looked_at(viewer, room).with_(size=dict(viewer.panels).get(name, ViewState().size))
+        act = partial(self.act, viewer)
+        return await take_offer(self.views.get(name), self.source.trace(room.name), state, args, act)
 
     def check(self, viewer: Viewer, name: str, args: Mapping[str, object]) -> None:
         """Raises what a gate refuses with."""
@@ -442,26 +455,6 @@ def _fps(viewer: Viewer, room: Room) -> float:
     """A source may ask for fewer frames: an engine that shares its cores with the browser needs them itself."""
     wish = room.status.get("max_fps")
     return min(viewer.max_fps, wish) if isinstance(wish, (int, float)) and wish > 0 else viewer.max_fps
-
-
-class Refused(Exception):
-    """A refusal with a code, its numbers and a sentence for the page."""
-
-    def __init__(self, code: str, sentence: str, **fields: object) -> None:
-        super().__init__(sentence)
-        self.code, self.sentence, self.fields = code, sentence, fields
-
-
-def failure_of(error: Exception) -> dict[str, object]:
-    """An exception as the page gets it. EngineError and Refused bring their own words."""
-    sentence = getattr(error, "sentence", None)
-    if isinstance(sentence, str):
-        return failure(str(getattr(error, "code", "error")), sentence, getattr(error, "fields", None))
-    return failure("bug", f"Something went wrong in the server: {type(error).__name__}: {error}"[:400])
-
-
-def failure(code: str, sentence: str, fields: Mapping[str, object] | None = None) -> dict[str, object]:
-    return {"ok": False, "code": code, "sentence": sentence, **({"fields": dict(fields)} if fields else {})}
 
 
 def parse(text: str) -> dict[str, object] | None:

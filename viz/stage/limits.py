@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from viz.stage.hub import Refused
+from viz.view import OFFERED_JOBS
 
-JOBS = ("probe", "check_kernels", "job", "ladder", "bench", "recompute", "compare", "open_recording")
+JOBS = ("probe", "check_kernels", "job", "ladder", "bench", "recompute", "compare", "open_recording", *OFFERED_JOBS)
 MAX_KNOWN = 2000  # persons
 MAX_PER_ADDRESS = 40  # pages of a public server open at one client address: a classroom is behind one
 

@@ -21,7 +21,7 @@ from viz.words.ui import client_languages
 
 _HERE = Path(__file__).parent
 PARTS = (
-    "words", "util", "codec", "link", "look", "axes", "canvas", "panel", "bars", "card", "chapter", "scrubber", "calculator", "people",
+    "words", "util", "codec", "link", "look", "axes", "canvas", "offers", "documents", "panel", "bars", "card", "chapter", "scrubber", "calculator", "people",
     "drawer", "share", "export", "stage",
 )  # fmt: skip
 

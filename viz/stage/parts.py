@@ -1,4 +1,4 @@
-"""A Frame as the parts that travel: the figure (rarely changes), the items (labels, marks) and the arrays.
+"""A Frame as the parts that travel: the figure (rarely changes), the items (labels, marks), the documents, the arrays.
 
 Each part carries a digest; the hub sends a part to a viewer only if that viewer does not have it yet. The
 parts are serialised once and shared by everybody who looks at the same thing.
@@ -16,6 +16,7 @@ from viz.stage.codec import Json, as_array, dumps
 from viz.view import Frame, Paint, Raster, Series
 
 MAX_TEXT = 400  # characters of one label or mark that travel; the whole text of a request has its own view
+MAX_DOCUMENT = 60_000  # characters of one document
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,19 +26,22 @@ class Panel:
     view: str
     figure: Json
     items: Json
+    documents: Json
     arrays: tuple[np.ndarray, ...]
     figure_digest: str
     items_digest: str
+    documents_digest: str
     arrays_digest: str
 
     def message(self, have: Mapping[str, str], base: int) -> tuple[dict[str, object], list[np.ndarray], dict[str, str]]:
         """(header entry, its arrays, digests the viewer will have). `base`: arrays already in the message."""
         entry: dict[str, object] = {"view": self.view}
-        got = {f"f:{self.view}": self.figure_digest, f"i:{self.view}": self.items_digest, f"a:{self.view}": self.arrays_digest}
-        if have.get(f"f:{self.view}") != self.figure_digest:
-            entry["figure"] = self.figure
-        if have.get(f"i:{self.view}") != self.items_digest:
-            entry["items"] = self.items
+        got = {f"a:{self.view}": self.arrays_digest}
+        for part in ("figure", "items", "documents"):
+            key, mark = f"{part[0]}:{self.view}", getattr(self, f"{part}_digest")
+            got[key] = mark
+            if have.get(key) != mark:
+                entry[part] = getattr(self, part)
         if have.get(f"a:{self.view}") == self.arrays_digest:
             return entry, [], got
         entry["base"], entry["count"] = base, len(self.arrays)
@@ -65,6 +69,7 @@ def panel(frame: Frame) -> Panel:
             "series": series,
             "legend": [_paint(p) for p in frame.legend],
             "error": frame.error[:MAX_TEXT],
+            "offers": [{"id": o.id, "label": _cut(o.label), "choices": [_cut(c) for c, _ in o.choices], "why": _cut(o.why)} for o in frame.offers],
         }
     )
     items = dumps(
@@ -80,11 +85,11 @@ def panel(frame: Frame) -> Panel:
             "ranges": [list(map(float, r.range)) if r.range else None for r in frame.rasters],
         }
     )
+    documents = dumps([{"title": _cut(d.title), "text": d.text[:MAX_DOCUMENT], "kind": d.kind} for d in frame.documents])
     kept = tuple(arrays)
     blob = [f"{a.dtype.str}{a.shape}".encode() + a.tobytes() for a in kept]
-    return Panel(
-        frame.view, figure, items, kept, digest(figure.encode(errors="replace")), digest(items.encode(errors="replace")), digest(*blob)
-    )
+    marks = [digest(text.encode(errors="replace")) for text in (figure, items, documents)]
+    return Panel(frame.view, figure, items, documents, kept, *marks, digest(*blob))
 
 
 def _cut(text: str) -> str:

@@ -149,7 +149,7 @@ class FileLink {
       t: "frames", seq: ++this.seq, stamp: Date.now(), step, first: ids[0], last: ids.at(-1), following: this.following,
       status: { state, pace: this.pace, live: false, cursor: step, presets: [], recording: {}, hint: "", ...file.status },
       caption: file.texts[caption], chips: file.texts[chips],
-      panels: panels.map(([figure, items, group], i) => ({ view: file.views[i].name, figure: file.texts[figure], items: file.texts[items], base: file.groups[group][0] })),
+      panels: panels.map(([figure, items, group, documents], i) => ({ view: file.views[i].name, figure: file.texts[figure], items: file.texts[items], base: file.groups[group][0], documents: file.texts[documents] })),
       ...(this.seq === 1 ? { timeline: file.timeline } : {}),
     }, this.arrays);
   }

@@ -1,4 +1,5 @@
-// One panel: head (view menu, badges, legend), a canvas under Plotly axes, and marks for pointer and keyboard.
+// One panel: head (view menu, badges, legend), what it offers, a canvas under Plotly axes, marks for pointer and keyboard,
+// and the view's documents beside them.
 class Panel {
   // `stage`: select(id), inspect(text, detail), setView(panel, name), toggleMax(panel), asks for redraws.
   constructor(stage, index) {
@@ -31,8 +32,12 @@ class Panel {
     this.tip = h("div", { class: "glass-tip", hidden: true, "aria-hidden": "true" });
     this.note = h("div", { class: "glass-note", hidden: true });
     this.plot = h("div", { class: "glass-plot" }, this.canvas);
+    this.area = h("div", { class: "glass-area" }, this.plot);
+    this.offers = new Offers(this);
+    this.documents = new Documents(this);
+    this.area.append(this.documents.root);
     const head = h("header", { class: "glass-panel-head" }, this.menu, this.tabs, this.badges, this.maxButton);
-    this.root = h("section", { class: "glass-panel" }, head, this.legend, this.plot);
+    this.root = h("section", { class: "glass-panel" }, head, this.legend, this.offers.root, this.area);
   }
 
   // ---- what it shows ----
@@ -52,7 +57,14 @@ class Panel {
     this.root.setAttribute("aria-label", found ? found.title : name);
     this.figureSeen = this.itemsSeen = null;
     if (!this.model) { this.axes.clear(); this.setNote(WORDS.waitingForFrame); }
+    this.beside();
     this.draw();
+  }
+
+  // What stands around the picture; also when only the source or the people of the room changed.
+  beside() {
+    this.offers.show(this.model && this.model.figure);
+    this.documents.show(this.model && this.model.documents);
   }
 
   // A part of the model changed: heads and legends only when the figure did.
@@ -63,6 +75,7 @@ class Panel {
     if (figure !== this.figureSeen) this.head(figure);
     if (items !== this.itemsSeen) this.describe(items);
     this.itemsSeen = items;
+    this.beside();
   }
 
   head(figure) {
@@ -311,6 +324,7 @@ class Panel {
 
   destroy() {
     clearTimeout(this.speaking);
+    this.offers.close();
     this.observer.disconnect();
     this.draw.cancel();
     this.hover.cancel();

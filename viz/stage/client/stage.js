@@ -277,6 +277,7 @@ class Stage {
     this.models.set(entry.view, model);
     if (entry.figure) model.figure = entry.figure;
     if (entry.items) model.items = entry.items;
+    if (entry.documents) model.documents = entry.documents;
     if (entry.base !== undefined && model.figure) {
       let at = entry.base;
       model.rasters = model.figure.rasters.map(() => arrays[at++]);
@@ -291,7 +292,7 @@ class Stage {
     this.showBars();
     for (const panel of this.shown()) {
       const model = this.models.get(panel.view);
-      if (!model || !model.changed) continue;
+      if (!model || !model.changed) { panel.beside(); continue; }
       model.changed = false;
       panel.update();
       panel.draw.cancel();
