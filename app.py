@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import contextvars
+import errno
 import os
 import socket
 import sys
 import threading
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
@@ -29,12 +31,12 @@ from engine.workloads import WORKLOADS
 from viz.registry import load_chapters, load_views
 from viz.stage.export import offer_timeline
 from viz.stage.hub import Hub, HubConfig
-from viz.stage.limits import MAX_PER_ADDRESS, PUBLIC
+from viz.stage.limits import MAX_PER_ADDRESS, MAX_UPLOAD, PUBLIC
 from viz.stage.lobby import Lobby, Shelf
 from viz.stage.page import stage_html
 from viz.stage.people import NO_LIMITS, People
 from viz.stage.pins import Pins, offer_links
-from viz.stage.routes import routes
+from viz.stage.routes import is_local, routes
 from viz.stage.source import RecordingSource
 from viz.stage.tour import Tour
 from viz.words.caption import caption
@@ -66,7 +68,10 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--room-minutes", type=float, default=2, help="after so many idle minutes a room ends, with --public")
     p.add_argument("--proxies", type=int, default=int(IS_SPACE), help="trusted proxies in front of this server")
     p.add_argument("--own-process", action=argparse.BooleanOptionalAction, help="engine in a process of its own (default: on a GPU)")
-    p.add_argument("--host", default=os.environ.get("GRADIO_SERVER_NAME") or ("0.0.0.0" if IS_SPACE else "127.0.0.1"))
+    p.add_argument(
+        "--host", default=os.environ.get("GRADIO_SERVER_NAME") or ("0.0.0.0" if IS_SPACE else "127.0.0.1"),
+        help="on a loopback address only pages of this machine are let in; behind a proxy say --proxies too",
+    )  # fmt: skip
     p.add_argument("--port", type=int, default=os.environ.get("GRADIO_SERVER_PORT") or "7860")
     return p
 
@@ -74,7 +79,13 @@ def parser() -> argparse.ArgumentParser:
 def shipped(preset: str) -> Trace | None:
     """The recording of a preset that comes with the product."""
     found = sorted(RECORDINGS.glob(f"{preset}-*.glass")) if preset in WORKLOADS else []
-    return load(found[0]) if found else None
+    return read_once(found[0]) if found else None
+
+
+@cache
+def read_once(path: Path) -> Trace:
+    """A Trace never changes, so all newcomers may share it."""
+    return load(path)
 
 
 def source_of(args: argparse.Namespace) -> Lobby:
@@ -126,6 +137,14 @@ def check_port(host: str, port: int) -> None:
             raise EngineError("port_in_use", f"Port {port} on {host} cannot be used: {error.strerror}. Try --port {other}.") from None
 
 
+def check_rooms(minutes: float, rooms: int | None) -> None:
+    """Raises EngineError "bad_option"."""
+    if not minutes > 0:
+        raise EngineError("bad_option", f"--room-minutes must be more than 0, not {minutes:g}. Try --room-minutes 10.")
+    if rooms is not None and rooms < 1:
+        raise EngineError("bad_option", f"--rooms must be at least 1, not {rooms}. Try --rooms 20.")
+
+
 def check_model(model: str | None) -> None:
     """Refuses a folder that cannot be loaded before a page is served. Raises EngineError."""
     if model:
@@ -138,22 +157,31 @@ def main(argv: list[str] | None = None) -> int:
     """Exit code: 0, or 2 with a sentence."""
     args = parser().parse_args(argv)
     try:
+        check_rooms(args.room_minutes, args.rooms)
         check_port(args.host, args.port)
         source = source_of(args)
         serve(source, args)
     except EngineError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except OSError:  # between the check and now somebody else took the port
-        print(f"error: Port {args.port} was taken meanwhile. Try another one with --port.", file=sys.stderr)
+    except OSError as error:
+        print(f"error: {trouble(error, args.port)}", file=sys.stderr)
         return 2
     print(f"Glass Engine: http://{'localhost' if args.host in ('0.0.0.0', '127.0.0.1') else args.host}:{args.port}", flush=True)
     return wait_forever(getattr(source.base, "session", None))
 
 
+def trouble(error: OSError, port: int) -> str:
+    """What went wrong outside, as a sentence. Between check_port and now somebody may have taken the port."""
+    if error.errno == errno.EADDRINUSE or "empty port" in str(error):  # the latter is Gradio's own, without a number
+        return f"Port {port} was taken meanwhile. Try another one with --port."
+    return f"The start failed: {' '.join(str(error).split()).rstrip('.') or type(error).__name__}."
+
+
 def serve(source: Lobby, args: argparse.Namespace) -> None:
     """Start the web server; returns at once."""
-    config = HubConfig(max_per_address=MAX_PER_ADDRESS if args.public else None, proxies=args.proxies)
+    limits = {"max_per_address": MAX_PER_ADDRESS, "max_upload": MAX_UPLOAD} if args.public else {}
+    config = HubConfig(proxies=args.proxies, local=is_local(args.host) and not args.proxies, **limits)
     hub = Hub(source, load_views(), caption=caption, default_views=("blocks", "batching"), title="Glass Engine", config=config)
     People(hub, PUBLIC if args.public else NO_LIMITS)
     offer_links(hub, source.shelf.pinned)

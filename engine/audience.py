@@ -27,7 +27,7 @@ from engine.session import Handle, Session, Status
 from engine.tokenizer import check_text
 from engine.trace import COMPARABLE, Trace
 from engine.veil import veiled
-from engine.workloads import WORKLOADS
+from engine.workloads import WORKLOADS, Workload
 
 GRACE_S = 3.0
 SHARED_FPS = 3  # frames a second while a CPU engine runs freely: each costs about 45 ms of both cores where the browser runs here too
@@ -46,17 +46,21 @@ class Hosting:
 
     Args:
         idle_s: a room ends when nobody is there, or nobody does anything, for so long.
-        busy_s: the same while requests run and somebody looks on.
+        busy_s: the same while requests run and somebody looks on; never shorter than idle_s.
     """
 
     idle_s: float = 120.0
     busy_s: float = 600.0
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "busy_s", max(self.busy_s, self.idle_s))
+
 
 def for_many(config: EngineConfig, rooms: int) -> EngineConfig:
-    """One arena for so many rooms beside the engine's own, and records that fit in memory together."""
+    """One arena for so many rooms beside the engine's own and a job's scratch room, and records that fit in memory
+    together."""
     each = config.cache.num_pages or 96
-    cache = replace(config.cache, num_pages=each, arena_pages=each * (rooms + 1))
+    cache = replace(config.cache, num_pages=each, arena_pages=each * (rooms + 2))
     return replace(config, cache=cache, max_rooms=rooms + 1, trace_bytes=min(config.trace_bytes, ROOM_BYTES))
 
 
@@ -79,7 +83,7 @@ class _Room:
     leavers: dict[str, threading.Timer] = field(default_factory=dict)
     owned: dict[str, list[Handle]] = field(default_factory=dict)  # person → requests that it made and that may be alive
     hidden: frozenset[int] = frozenset()
-    veil: tuple[object, Trace] = (None, Trace())  # a snapshot, and the same without what is hidden
+    veil: tuple[object, frozenset[int], Trace] = (None, frozenset(), Trace())  # a snapshot, what was hidden, the same without it
     edits: int = 0
     script: tuple[str, int] | None = None  # the example that was started last, and the newest sequence before it
 
@@ -96,6 +100,7 @@ class LiveSource:
         self._grace = grace
         self._rooms: dict[str, _Room] = {} if hosting else {MAIN: _Room()}
         self._ended: OrderedDict[str, str] = OrderedDict()  # room → why
+        self._left_over: set[str] = set()  # rooms that nobody has here, but the engine perhaps
         self._lock = threading.RLock()
         self._rate = _Rate()
         if hosting is not None:
@@ -106,11 +111,14 @@ class LiveSource:
     def trace(self, room: str) -> Trace:
         """Without what the host hid."""
         trace, home = self.session.trace(room), self._rooms.get(room)
-        if home is None or not home.hidden:
+        hidden = home.hidden if home is not None else frozenset()
+        if not hidden:
             return trace
-        if home.veil[0] is not trace:
-            home.veil = (trace, veiled(trace, home.hidden))
-        return home.veil[1]
+        of, without, found = home.veil
+        if of is not trace or without != hidden:
+            found = veiled(trace, hidden)
+            home.veil = (trace, hidden, found)  # hide() may have come meanwhile: then it is of no use to anybody
+        return found
 
     def version(self, room: str) -> tuple[int, int]:
         home = self._rooms.get(room)
@@ -244,11 +252,20 @@ class LiveSource:
         workload = WORKLOADS.get(str(args.get("name")))
         if workload is None:
             raise EngineError("unknown_preset", "There is no preset of that name.")
+        if isinstance(args.get("knobs"), Mapping):  # {"knobs": {name: value}}: turned for this run
+            for knob, value in args["knobs"].items():
+                self._check_knob(room, knob, value)
+            workload = replace(workload, knobs={**workload.knobs, **args["knobs"]})
         home, before = self._rooms.get(room), max(self.session.trace(room).sequences, default=0)
-        self.session.run_workload(workload, room=room, with_knobs=args.get("with_knobs") is not False)
+        self.session.run_workload(self._within_limits(workload), room=room, with_knobs=args.get("with_knobs") is not False)
         if home is not None:
             home.script = (str(args["name"]), before)
         return {"point": workload.point, **_said_of(self.session.burst)}
+
+    def _within_limits(self, workload: Workload) -> Workload:
+        """An example with no more than a room among many may have."""
+        knobs = {name: min(value, self._most(name)) if _is_int(value) else value for name, value in workload.knobs.items()}
+        return replace(workload, knobs={name: value for name, value in knobs.items() if not self._is_fixed(name)})
 
     def do_compare(self, room: str, args: Mapping[str, object]) -> None:
         """The room's last requests again in two modes: {"knob", "values"}; a Comparison comes in its trace. Where nothing
@@ -299,7 +316,15 @@ class LiveSource:
     def do_knob(self, room: str, args: Mapping[str, object]) -> dict[str, object]:
         """With {"dry_run": true} nothing changes: the answer names the requests that would recompute their cache."""
         name, value = str(args.get("name")), args.get("value")
-        changed = with_knob(self._config(room), name, value)  # raises for what cannot be
+        changed = self._check_knob(room, name, value)
+        if args.get("dry_run") is True:
+            flushes = KNOBS[name].cost is Cost.FLUSH and changed != self._config(room)
+            return {"recompute": list(self.session.status(room).running) if flushes else []}
+        return {"knobs": self.session.ask("knobs", room=room, knobs={name: value})}
+
+    def _check_knob(self, room: str, name: str, value: object) -> EngineConfig:
+        """The room's config with a knob turned. Raises EngineError for what cannot be."""
+        changed = with_knob(self._config(room), name, value)
         if self._is_fixed(name):
             raise EngineError("knob_fixed", f"{name} is the same for all rooms of this public page. It cannot be changed here.", name=name)
         if _is_int(value) and value > self._most(name):
@@ -307,10 +332,7 @@ class LiveSource:
             raise EngineError(
                 "bad_config", f"{name} must be at most {most}, got {value}.", name=name, rule=f"at most {most}", value=str(value)
             )
-        if args.get("dry_run") is True:
-            flushes = KNOBS[name].cost is Cost.FLUSH and changed != self._config(room)
-            return {"recompute": list(self.session.status(room).running) if flushes else []}
-        return {"knobs": self.session.ask("knobs", room=room, knobs={name: value})}
+        return changed
 
     def do_restart(self, room: str, args: Mapping[str, object]) -> None:
         self.session.restart()
@@ -339,11 +361,14 @@ class LiveSource:
         try:
             self.session.open_room(room)
         except EngineError as error:
+            if error.code in ("no_answer", "engine_dead"):
+                self._left_over.add(room)  # it may have been opened all the same
             if error.code != "no_room":
                 raise
             raise EngineError("no_room", "All rooms are taken just now. The recording goes on; try again in a minute or two.") from error
         with self._lock:
             self._rooms[room] = _Room()
+            self._left_over.discard(room)
 
     def close_room(self, room: str, why: str = "") -> None:
         """Its requests end and its pages go back; whoever is in it is told why."""
@@ -356,8 +381,17 @@ class LiveSource:
                 self._ended.popitem(last=False)
             for timer in home.leavers.values():
                 timer.cancel()
-        with contextlib.suppress(EngineError):
+            self._left_over.add(room)
+        self._give_back(room)
+
+    def _give_back(self, room: str) -> None:
+        """Close a room in the engine. One that is loading again opens it first: then the next reap() does it."""
+        try:
             self.session.close_room(room)
+        except EngineError as error:
+            if error.code != "unknown_room":
+                return
+        self._left_over.discard(room)
 
     def touched(self, room: str) -> None:
         """Somebody did something there."""
@@ -368,6 +402,8 @@ class LiveSource:
     def reap(self, hosting: Hosting) -> None:
         """Close the rooms that have been idle for too long."""
         now = time.monotonic()
+        for name in tuple(self._left_over) if self.session.is_ready else ():
+            self._give_back(name)
         for name, home in tuple(self._rooms.items()):
             if not self.is_open(name):
                 self.close_room(name)
@@ -393,7 +429,7 @@ class LiveSource:
         """Nobody reads these requests' texts any more: not in a view, nor in a recording."""
         home = self._rooms.get(room)
         if home is not None:
-            home.hidden, home.veil = frozenset(requests), (None, Trace())
+            home.hidden = frozenset(requests)
             home.edits += 1
 
     # ---- who is watching ----
@@ -438,8 +474,8 @@ class LiveSource:
                 return  # it came back
             ending: list[int | None] = [*self.owned(room, viewer)] if home.viewers else [None]
             home.owned.pop(viewer, None)
-        with contextlib.suppress(EngineError):  # an engine that is not there runs nothing
-            for request_id in ending:
+        for request_id in ending:
+            with contextlib.suppress(EngineError):  # an engine that is not there runs nothing
                 self.session.ask("abort", room=room, request_id=request_id)
 
 

@@ -15,12 +15,13 @@ import contextvars
 import queue
 import re
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from engine.burst import Order, burst
 from engine.config import EngineConfig, knob_values, with_knob, with_room_knobs, with_wide_parts
-from engine.errors import EngineError, reason_of
+from engine.errors import EngineError, reason_of, tell
 from engine.ledger import Start
 from engine.messages import Answer, Command, Died, Progress, Prompt, Ready, Report
 from engine.pages import Arena, PagePool
@@ -99,7 +100,7 @@ class BurstSession(Session):
         except EngineError as error:
             return self._take(Died(advised(error, self._born.source.model).sentence), generation)
         except Exception as error:
-            return self._take(Died(f"The engine could not start: {reason_of(error)}."), generation)
+            return self._take(Died(f"The engine could not start: {reason_of(error)}.", traceback.format_exc()), generation)
         while self._wait_for_orders():
             self._burst(generation)
 
@@ -122,10 +123,14 @@ class BurstSession(Session):
                 self._changed.notify_all()
 
     def _wait_for_orders(self) -> bool:
+        """False when the session is closed. An order may be withdrawn while somebody to pay for it is waited for."""
         with self._changed:
-            self._changed.wait_for(lambda: self._orders or self._state == "closed")
-            self._changed.wait_for(lambda: self._lent or self._state == "closed", self._patience)
-            return self._state != "closed"
+            while True:
+                self._changed.wait_for(lambda: self._orders or self._state == "closed")
+                self._changed.wait_for(lambda: self._lent or not self._orders or self._state == "closed", self._patience)
+                if self._orders or self._state == "closed":
+                    return self._state != "closed"
+                self._lent = None  # by somebody who wants nothing any more
 
     # ---- a burst ----
 
@@ -208,6 +213,7 @@ class BurstSession(Session):
             for name in self._run.rooms & self._ledgers.keys():
                 self._ledgers[name].store.apply(TraceDelta(meta=message.meta))
         elif isinstance(message, Died) and self._run is not None:
+            tell(message.detail)
             self._run.fault = message.sentence
 
     def _take_report(self, report: Report) -> None:

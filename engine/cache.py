@@ -36,9 +36,6 @@ class KVLayout:
     def page_bytes(self) -> int:
         return self.groups[0].bytes_per_token * self.page_size
 
-    def tokens_per_page(self, group: KVGroup) -> int:
-        return self.page_bytes // group.bytes_per_token
-
 
 def full_layout(num_layers: int, bytes_per_token: int, page_size: int) -> KVLayout:
     """One group of full attention."""

@@ -1,8 +1,9 @@
 """A Trace as Chrome trace JSON, which Perfetto and chrome://tracing open. numpy and stdlib only.
 
 One process is the engine. Its first track holds the steps, and in each the stages that took its time; a track below
-for every request says when it waited, computed its prompt, decoded or had been preempted; two counters give the free
-blocks and the tokens of each step. Times are engine time in µs (pauses and pace excluded), counted from shortly before
+for every request says when it waited, computed its prompt, decoded, computed again what it had computed before (after a
+preemption, or in each step without a cache) or had been preempted; two counters give the free blocks and the tokens of
+each step. Times are engine time in µs (pauses and pace excluded), counted from shortly before
 the first step, so that none is 0: Perfetto drops digits of large ones.
 
 On a track spans never overlap: where two steps overlapped in the engine, the later is drawn when the earlier has
@@ -17,9 +18,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from engine.trace import FINISH_REASONS, Op, Trace
+from engine.trace import CLOCKS, FINISH_REASONS, Op, Trace, spent_us
 
-STAGES = ("schedule", "build", "run", "settle", "commit")
+STAGES = tuple(clock.removesuffix("_us") for clock in CLOCKS)
 MAX_STEPS = 20_000  # the newest; Perfetto grows slow with larger files
 FIRST_US = 1  # where time begins
 ENGINE, STEPS, REQUESTS = 1, 1, 10  # process; track of the steps; the first request's track
@@ -38,16 +39,11 @@ def chrome_trace(trace: Trace, max_steps: int = MAX_STEPS) -> str:
     return json.dumps(made, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
 
 
-def _spent(steps: np.ndarray) -> np.ndarray:
-    """µs of each step: the sum of its stages."""
-    return np.sum([np.maximum(steps[f"{stage}_us"], 0).astype(np.int64) for stage in STAGES], axis=0)
-
-
 def _starts(steps: np.ndarray) -> list[int]:
     """When each step begins; never before the one before has ended."""
     found, free = [], FIRST_US
     base = int(steps["start_us"][0]) - FIRST_US if len(steps) else 0
-    for start, spent in zip(steps["start_us"].tolist(), _spent(steps).tolist()):
+    for start, spent in zip(steps["start_us"].tolist(), spent_us(steps).tolist()):
         found.append(max(start - base, free))
         free = found[-1] + spent
     return found
@@ -72,7 +68,7 @@ def _names(trace: Trace) -> Iterator[Event]:
 
 
 def _steps(trace: Trace, steps: np.ndarray, starts: list[int]) -> Iterator[Event]:
-    for row, spent, begin in zip(steps, _spent(steps).tolist(), starts):
+    for row, spent, begin in zip(steps, spent_us(steps).tolist(), starts):
         step_id = int(row["step_id"])
         works = trace.rows("works", step_id, step_id)
         made = len(trace.rows("tokens", step_id, step_id))
@@ -83,8 +79,8 @@ def _steps(trace: Trace, steps: np.ndarray, starts: list[int]) -> Iterator[Event
         if not spent:
             continue
         yield _span(f"step {step_id}", STEPS, begin, spent, **args)
-        for stage in STAGES:
-            length = max(int(row[f"{stage}_us"]), 0)
+        for clock, stage in zip(CLOCKS, STAGES):
+            length = max(int(row[clock]), 0)
             if length:
                 yield _span(stage, STEPS, begin, length, step=step_id)
             begin += length
@@ -131,7 +127,7 @@ def _requests(trace: Trace, steps: np.ndarray, starts: list[int]) -> Iterator[Ev
     """What each request did: spans of equal states, one after the other."""
     ids = steps["step_id"].tolist()
     begins = dict(zip(ids, starts))
-    ends = dict(zip(ids, (b + s for b, s in zip(starts, _spent(steps).tolist()))))
+    ends = dict(zip(ids, (b + s for b, s in zip(starts, spent_us(steps).tolist()))))
     following = dict(pairwise(ids))
     for seq_id, rows in _states(trace, ids).items():
         info = trace.sequences.get(seq_id)
@@ -162,7 +158,7 @@ def _requests(trace: Trace, steps: np.ndarray, starts: list[int]) -> Iterator[Ev
 
 
 def _states(trace: Trace, ids: list[int]) -> dict[int, list[tuple[int, str, int]]]:
-    """seq_id → (step, "waiting" | "preempted" | "prefill" | "decode", tokens computed), by step."""
+    """seq_id → (step, "waiting" | "preempted" | "prefill" | "decode" | "recompute", tokens computed), by step."""
     found: dict[int, list[tuple[int, str, int]]] = {}
     lost: set[int] = set()
     for step_id in ids:
@@ -171,7 +167,8 @@ def _states(trace: Trace, ids: list[int]) -> dict[int, list[tuple[int, str, int]
             seq_id = int(row["seq_id"])
             info = trace.sequences.get(seq_id)
             decode = info is not None and int(row["start"]) >= info.num_prompt_tokens
-            found.setdefault(seq_id, []).append((step_id, "decode" if decode else "prefill", int(row["num_tokens"])))
+            state = "recompute" if row["num_recomputed"] else "decode" if decode else "prefill"
+            found.setdefault(seq_id, []).append((step_id, state, int(row["num_tokens"])))
             lost.discard(seq_id)
         for row in trace.rows("waits", step_id, step_id):
             seq_id = int(row["seq_id"])

@@ -23,7 +23,7 @@ from engine.errors import EngineError
 from engine.messages import Prompt
 from engine.recorder import Record
 from engine.request import SamplingParams, letters
-from engine.trace import COMPARABLE, WAIT_REASONS, Comparison, ModeRun, Op, Pass, SequenceInfo, Trace
+from engine.trace import CLOCKS, COMPARABLE, WAIT_REASONS, Comparison, ModeRun, Op, Pass, SequenceInfo, Trace
 
 if TYPE_CHECKING:
     from engine.jobs import Job
@@ -34,6 +34,7 @@ MAX_REQUESTS = 8
 MAX_SEQUENCES = 16
 MAX_STEPS = 2000  # of a run
 MAX_WORKS = 8000
+CACHE_CHANGED = "The comparison ended: the cache was set up anew meanwhile, by another block size or for another room. Start it again."
 _SAID = {
     ("mode", "paged"): "with paged blocks",
     ("mode", "none"): "without a cache",
@@ -77,7 +78,8 @@ def last_requests(trace: Trace, after: int | None = None) -> tuple[tuple[Prompt,
 
 def _idle_before(trace: Trace, steps: np.ndarray, arrivals: list[tuple[list[SequenceInfo], int]]) -> int:
     """Index of the first request since the room was last idle."""
-    ended = dict(zip(trace.finishes["seq_id"].tolist(), np.searchsorted(steps, trace.finishes["step_id"]).tolist()))
+    last = np.searchsorted(steps, trace.finishes["step_id"], side="right") - 1  # what was stopped ends between two busy steps
+    ended = dict(zip(trace.finishes["seq_id"].tolist(), last.tolist()))
     begin, busy_until = 0, -1
     for at, (infos, came) in enumerate(arrivals):
         if came > busy_until:
@@ -167,7 +169,8 @@ def _sample_name(name: str, sampling: SamplingParams, sample: int) -> str:
 class _Run:
     """One run of the requests in a scratch room, and what was counted in it.
 
-    Invariant: between two slices the room's steps so far are in the lists; after the last one the room is closed.
+    Invariant: between two slices the room's steps so far are in the lists; after the last one the room is closed. Its
+    cache is the one with which it began: a knob of the whole engine, or an arena that grows, may empty everybody's.
     """
 
     def __init__(self, job: Job, config: EngineConfig, prompts: Sequence[Prompt], knob: str, value: str | bool) -> None:
@@ -185,9 +188,12 @@ class _Run:
 
     def slices(self) -> Iterator[tuple[float, str]]:
         room = self._job.open_scratch(self._config)
+        pool = room.scheduler.pool
         coming = list(self._prompts)
         most = sum(p.sampling.max_tokens * p.sampling.n for p in coming)
         while coming or room.has_work:
+            if room.scheduler.pool is not pool or room.config.cache.page_size != self._config.cache.page_size:
+                raise EngineError("compare_stopped", CACHE_CHANGED)
             self._add(room, coming)
             record = self._job.core.step(room.name)
             if record is not None:
@@ -216,7 +222,7 @@ class _Run:
         for wait in record.plan.waiting:
             self._wait(step, wait.seq_id - 1, WAIT_REASONS.index(wait.reason))
         held, used = self._pages.after(record)
-        spent = clocks.schedule_us + clocks.build_us + clocks.run_us + clocks.settle_us + clocks.commit_us
+        spent = sum(getattr(clocks, clock) for clock in CLOCKS)
         self._steps.append((clocks.start_us, spent, held, used))
         if len(self._steps) > MAX_STEPS or len(self._works) > MAX_WORKS:
             sentence = f"These requests take more than {MAX_STEPS:,} steps {self._said}. Compare shorter ones."

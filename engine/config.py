@@ -101,6 +101,13 @@ class SchedulerConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class RunnerConfig:
+    """How a step runs on the device. `cuda_graphs`: decode steps replay a captured graph where there is one."""
+
+    cuda_graphs: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Everything that decides how the engine runs: a room's knobs and what all rooms share (Scope says which).
 
@@ -115,6 +122,7 @@ class EngineConfig:
     source: ModelSource = ModelSource()
     cache: CacheConfig = CacheConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
+    runner: RunnerConfig = RunnerConfig()
     max_model_len: int | None = None
     top_logprobs: int = 5
     tracing: bool = True
@@ -217,6 +225,7 @@ KNOBS: dict[str, Knob] = {
     "mode": Knob("cache", CacheMode, Cost.FLUSH, choices=tuple(m.value for m in CacheMode)),
     "page_size": Knob("cache", int, Cost.FLUSH, choices=(4, 8, 16, 32, 64), scope=Scope.ENGINE),
     "num_pages": Knob("cache", int, Cost.FLUSH, low=1, high=2**20),
+    "cuda_graphs": Knob("runner", bool, Cost.NOTHING),
 }
 
 
@@ -254,7 +263,7 @@ def with_knob(config: EngineConfig, name: str, value: object) -> EngineConfig:
 
 def with_wide_parts(room: EngineConfig, engine: EngineConfig) -> EngineConfig:
     """A room's own knobs, and from `engine` everything that all rooms share."""
-    for section in ("cache", "scheduler"):
+    for section in ("cache", "scheduler", "runner"):
         names = [name for name, knob in KNOBS.items() if knob.section == section and knob.scope is Scope.ROOM]
         own = {name: getattr(getattr(room, section), name) for name in names}
         engine = replace(engine, **{section: replace(getattr(engine, section), **own)})

@@ -16,7 +16,7 @@ import numpy as np
 
 from engine.batch import HostBatch, build_host
 from engine.config import EngineConfig, with_wide_parts
-from engine.errors import reason_of
+from engine.errors import reason_of, tell
 from engine.pages import Arena
 from engine.plan import Clocks, Committed, StepError, StepPlan, StepResult
 from engine.probe import NO_PROBE
@@ -171,6 +171,15 @@ class EngineCore:
         """Room names, the one that has waited longest first."""
         return [room.name for room in sorted(self._public(), key=lambda room: room.last_turn)]
 
+    def capture_next(self) -> int | None:
+        """Between steps: capture one more decode graph if one is missing and wanted; its size."""
+        return self.runner.capture_next() if self.captures_left else None
+
+    @property
+    def captures_left(self) -> bool:
+        wanted = any(room.config.runner.cuda_graphs for room in self.rooms.values())
+        return wanted and self.runner.graphs is not None and bool(self.runner.graphs.missing)
+
     def step(self, room: str | None = None, probe=NO_PROBE) -> Record | None:
         """One step of a room (None: whose turn it is). None if nobody has work or nothing settled yet."""
         home = self._next_room() if room is None else self.housing.get(room)
@@ -205,12 +214,16 @@ class EngineCore:
         if room.flying and not plan.works and not plan.preempted:
             room.scheduler.withdraw(plan)
             return None
+        if not probe.wants(plan):
+            probe = NO_PROBE
+        if probe.active:
+            probe.step_id = plan.step_id
         try:
             schedule_us = clock.lap()
             host = build_host(plan, room.scheduler.sequences, room.scheduler.pool)
             rows = self._sample_rows(plan, host, room.scheduler.sequences)
             build_us = clock.lap()
-            pending = self.runner.run(plan.step_id, host, rows, probe)
+            pending = self.runner.run(plan.step_id, host, rows, probe, room.config.runner.cuda_graphs)
             return _Launched(plan, pending, room.clock.busy_us, schedule_us, build_us, clock.lap(), probe)
         except Exception as error:
             self._settle_all(room)  # steps launched earlier are sound
@@ -234,10 +247,11 @@ class EngineCore:
             return self._fail(room, broken, error)
         clocks = Clocks(launched.start_us, launched.schedule_us, launched.build_us, launched.run_us, settle_us, clock.lap())
         samples = tuple(TensorSample(launched.plan.step_id, n, layer, a) for (n, layer), a in kept.items())
-        return self._record(room, launched.plan, result, committed, clocks, samples)
+        return self._record(room, launched.plan, result, committed, clocks, samples, probed=launched.probe.active)
 
     def _fail(self, room: Room, broken: list[StepPlan], error: Exception) -> Record:
         """Steps that raised, or were planned on one that did, are void; their requests end with a sentence."""
+        tell(error)
         for plan in broken:
             sentence = f"Step {plan.step_id} failed: {reason_of(error)}. Its requests ended; the next prompt can be sent."
             failure = StepError("step_failed", sentence, tuple(w.seq_id for w in plan.works))
@@ -247,13 +261,13 @@ class EngineCore:
 
     def _record(
         self, room: Room, plan: StepPlan, result: StepResult, committed: Committed, clocks: Clocks,
-        samples: tuple[TensorSample, ...], error: StepError | None = None,
+        samples: tuple[TensorSample, ...], error: StepError | None = None, probed: bool = False,
     ) -> Record:  # fmt: skip
         pool = room.scheduler.pool
         events = pool.take_events()
         num_events = room.num_events = room.num_events + len(events)
         keyframe = (num_events, pool.snapshot_events()) if plan.step_id % KEYFRAME_EVERY == 0 else None
-        record = Record(plan, result, committed, clocks, events, num_events, room.config_index, keyframe, samples, error)
+        record = Record(plan, result, committed, clocks, events, num_events, room.config_index, keyframe, samples, error, probed)
         if self.config.tracing:
             room.recorder.append(record)
         return record

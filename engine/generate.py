@@ -17,6 +17,7 @@ from engine.errors import EngineError
 from engine.recording import save
 from engine.request import SamplingParams
 from engine.session import Session
+from engine.tokenizer import check_text
 from engine.trace import FINISH_REASONS, Trace
 from engine.workloads import WORKLOADS
 
@@ -41,7 +42,7 @@ def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(prog="python -m engine.generate", description=__doc__.splitlines()[0])
     p.add_argument("--model", help="checkpoint folder or Hub id; without it SmolLM2-135M-Instruct")
     p.add_argument("--prompt", action="append", help="may be given several times; all run together")
-    p.add_argument("--prompts-file", help="a JSON list of prompts (\"-\": standard input)")
+    p.add_argument("--prompts-file", help='a JSON list of prompts ("-": standard input)')
     p.add_argument("--preset", choices=sorted(WORKLOADS), help="one of the page's presets instead of prompts")
     p.add_argument("--max-tokens", type=int, default=64)
     p.add_argument("--temperature", type=float, default=0.0)
@@ -66,7 +67,9 @@ def parser() -> argparse.ArgumentParser:
 def generate(args: argparse.Namespace) -> tuple[list[dict[str, object]], Trace]:
     """One result a sample (prompt, token_ids, text, finish_reason), and the run. Raises EngineError on any refusal."""
     prompts = [] if args.preset else read_prompts(args)
-    stop = tuple(check_text(text, "The stop string") for text in args.stop)
+    for text in args.stop:
+        check_text(text, "The stop string")
+    stop = tuple(args.stop)
     sampling = SamplingParams(args.max_tokens, args.temperature, args.top_k, args.top_p, args.seed, args.n, stop, (), args.ignore_eos)
     check_folder(args.save)
     config = config_from(args)
@@ -96,13 +99,14 @@ def preset_results(session: Session, args: argparse.Namespace) -> tuple[list[dic
 
 
 def result_of(trace: Trace, seq_id: int, prompt: str) -> dict[str, object]:
-    """What the command line says of one sample."""
+    """What the command line says of one sample. finish_reason None: the run was too long for its record, which has lost the
+    beginning, and this sample with it."""
     ended = trace.finishes[trace.finishes["seq_id"] == seq_id]
     return {
         "prompt": prompt,
         "token_ids": trace.tokens_of(seq_id)["token_id"].tolist(),
         "text": trace.text_of(seq_id),
-        "finish_reason": FINISH_REASONS[ended["reason"][-1]].value,
+        "finish_reason": FINISH_REASONS[ended["reason"][-1]].value if len(ended) else None,
     }
 
 
@@ -116,7 +120,9 @@ def config_from(args: argparse.Namespace) -> EngineConfig:
 
 
 def read_prompts(args: argparse.Namespace) -> list[str]:
-    prompts = [check_text(p) for p in args.prompt or []]
+    prompts = list(args.prompt or ())
+    for text in prompts:
+        check_text(text, "The prompt")
     if args.prompts_file:
         try:
             data = sys.stdin.buffer.read() if args.prompts_file == "-" else _read_file(args.prompts_file)
@@ -139,15 +145,6 @@ def _read_file(path: str) -> bytes:
             return file.read()
     except OSError as error:
         raise EngineError("bad_prompts", f"{path} could not be read: {error.strerror}.") from None
-
-
-def check_text(text: str, what: str = "The prompt") -> str:
-    """Bytes of the command line that are no UTF-8 arrive as surrogates: refuse them."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        raise EngineError("bad_text", f"{what} is not valid UTF-8 text.") from None
-    return text
 
 
 def check_folder(save_to: str | None) -> None:
@@ -183,7 +180,10 @@ def print_results(results: list[dict[str, object]], as_json: bool) -> None:
     if as_json:
         text = json.dumps({"requests": results}, ensure_ascii=encoding.lower() != "utf-8", allow_nan=False) + "\n"
     else:
-        blocks = (f"--- {r['prompt'][:60]!r} ({r['finish_reason']}, {len(r['token_ids'])} tokens)\n{r['text']}\n\n" for r in results)
+        blocks = (
+            f"--- {r['prompt'][:60]!r} ({r['finish_reason'] or 'not recorded'}, {len(r['token_ids'])} tokens)\n{r['text']}\n\n"
+            for r in results
+        )
         text = "".join(blocks).encode(encoding, "backslashreplace").decode(encoding)
     try:
         sys.stdout.write(text)

@@ -30,7 +30,7 @@ from engine.core import EngineCore
 from engine.errors import EngineError
 from engine.messages import Prompt
 from engine.ops import choose_ops
-from engine.probe import POINTS, Probe
+from engine.probe import POINTS, Probe, StepProbe
 from engine.recorder import Record
 from engine.rooms import Room
 from engine.runner import DTYPES
@@ -53,9 +53,10 @@ class Job:
         self.number = next(_numbers)
         self.name = name
         self.fraction, self.text = 0.0, name
-        self.probe: Probe | None = None
+        self.probe: StepProbe | None = None
         self.room = "main"
         self.record: Record | None = None
+        self.waits = False  # for a step of its room, and does nothing meanwhile
         self.note = ""  # why it ended early
         self._artifacts: list[object] = []
         self._scratch: list[str] = []
@@ -96,12 +97,16 @@ class Job:
         return taken
 
     def probe_for(self, room: str) -> Probe | None:
-        """The probe that the next step of `room` should carry."""
-        return self.probe if room == self.room and self.record is None else None
+        """The probe that the next step of `room` should carry, if no step has taken it yet."""
+        waits = self.probe is not None and self.probe.step_id is None
+        return self.probe if waits and room == self.room else None
 
     def saw(self, record: Record) -> None:
-        if self.probe is not None and self.record is None and record.plan.room == self.room:
-            self.record = record
+        """The record of the step that took the probe (with run-ahead one settles before it), or of the one with which it
+        was lost."""
+        taken = None if self.probe is None else self.probe.step_id
+        if taken is not None and self.record is None and record.plan.room == self.room and record.plan.step_id >= taken:
+            self.record, self.waits = record, False
 
 
 def start_job(core: EngineCore, name: str, args: Mapping[str, object], room: str = "main") -> Job:
@@ -122,6 +127,7 @@ def probe_step(core: EngineCore, points: tuple[str, ...] = POINTS, layers: tuple
 
     def work(job: Job) -> Iterator[tuple[float, str]]:
         job.probe = Probe(frozenset(points), frozenset(layers))
+        job.waits = True
         while job.record is None:
             yield 0.0, "waiting for the next step"
 

@@ -16,9 +16,7 @@ from engine.config import EngineConfig
 from engine.messages import Report
 from engine.request import FinishReason
 from engine.store import TraceStore
-from engine.trace import FINISH_REASONS, TABLES, Op, StepError, Trace, TraceDelta
-
-_PARTS = ("schedule_us", "build_us", "run_us", "settle_us", "commit_us")
+from engine.trace import FINISH_REASONS, TABLES, Op, StepError, Trace, TraceDelta, spent_us
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +74,14 @@ class Ledger:
     # ---- after the core has gone ----
 
     def bury(self, sentence: str) -> Start:
-        """End what the dead core had in hand, in the records too, and say where a new one begins."""
+        """End what the dead core had in hand, in the records too, and say where a new one begins. Where it had nothing in
+        hand (another death before anything ran, too), nothing is said."""
         trace = self.store.snapshot()
-        if len(trace) or self.alive:
+        if self.alive:
             said = f"{sentence} Its requests ended; a new engine was started."
             self._end_all(StepError(_next_step(trace), "core_died", said, tuple(self.alive)))
+        elif len(trace) and _release_all(trace.pool_at(trace.last_step)):
+            self._end_all(StepError(_next_step(trace), "core_died", f"{sentence} A new engine was started."))
         return self._start()
 
     def rest(self, sentence: str = "") -> Start:
@@ -95,7 +96,6 @@ class Ledger:
 
     def _start(self) -> Start:
         trace = self.store.snapshot()
-        last = trace.steps[-1] if len(trace) else np.zeros((), TABLES["steps"])
         requests = {info.request_id for info in trace.sequences.values()}
         return Start(
             step=_next_step(trace),
@@ -106,7 +106,7 @@ class Ledger:
             events=int(trace.meta.get("event_base", 0)) + len(trace.events),
             config=len(trace.meta.get("configs", ())),
             settings=self.report.config if self.report else None,
-            clock_us=int(last["start_us"]) + sum(int(last[part]) for part in _PARTS),
+            clock_us=_end_us(trace),
         )
 
     def _end_all(self, error: StepError | None = None) -> None:
@@ -115,10 +115,15 @@ class Ledger:
         step = _next_step(trace)
         events = _release_all(trace.pool_at(trace.last_step)) if len(trace) else []
         num_events = int(trace.meta.get("event_base", 0)) + len(trace.events) + len(events)
-        last = trace.steps[-1] if len(trace) else np.zeros((), TABLES["steps"])
         row = np.zeros(1, TABLES["steps"])
-        values = {"step_id": step, "start_us": last["start_us"], "config": last["config"], "launch_id": step, "failed": error is not None}
-        for field, value in (values | {"event_end": num_events}).items():
+        if len(trace):
+            for field in ("config", "token_budget", "max_num_seqs"):
+                row[field] = trace.steps[-1][field]
+        elif self.report is not None:
+            limits = self.report.config.scheduler
+            row["token_budget"], row["max_num_seqs"] = limits.max_num_batched_tokens, limits.max_num_seqs
+        values = {"step_id": step, "start_us": _end_us(trace), "launch_id": step, "failed": error is not None, "event_end": num_events}
+        for field, value in values.items():
             row[field] = value
         tables = {name: np.zeros(0, dtype) for name, dtype in TABLES.items()}
         tables |= {"steps": row, "events": np.array(events, TABLES["events"])}
@@ -132,6 +137,11 @@ class Ledger:
 
 def _next_step(trace: Trace) -> int:
     return 0 if trace.last_step is None else trace.last_step + 1
+
+
+def _end_us(trace: Trace) -> int:
+    """Engine time when the last step was over."""
+    return int(trace.steps["start_us"][-1]) + int(spent_us(trace.steps[-1:])[0]) if len(trace) else 0
 
 
 def _release_all(pool) -> list[tuple[int, int, int, int]]:

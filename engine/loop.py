@@ -16,9 +16,9 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from engine.config import knob_values, with_knob, with_room_knobs
+from engine.config import EngineConfig, knob_values, with_knob, with_room_knobs
 from engine.core import EngineCore
-from engine.errors import EngineError, reason_of
+from engine.errors import EngineError, reason_of, tell
 from engine.jobs import Job, start_job
 from engine.messages import Answer, Closed, Command, Died, Progress, Prompt, Report
 from engine.rooms import Room, unknown_room
@@ -84,6 +84,8 @@ class Loop:
 
     def end_all(self, sentence: str) -> None:
         """End what runs in every room, with a sentence for those who lost something."""
+        if self._job is not None:
+            self._paces[self._job.room].note = sentence
         self._end_job()
         for name, pace in self._paces.items():
             if self._abort_all(name):
@@ -95,9 +97,12 @@ class Loop:
         """One step if a room may take one, and one slice of the job."""
         if self._job is not None:
             self._advance_job()
-        for name in self._paces:
+        for name, pace in self._paces.items():
             if self.core.rooms[name].scheduler.has_report and not self._may_step(name):
                 self.core.report(name)
+            if pace.script and not self.core.rooms[name].has_work and (not pace.paused or pace.credit > 0):
+                self._run_script(name, pace)  # all that ran was ended while the room was paused
+        self._capture()
         room = self._due_room()
         if room is None:
             return
@@ -109,12 +114,19 @@ class Loop:
         if pace.steps_per_s:
             pace.next_at = max(pace.next_at + 1 / pace.steps_per_s, time.monotonic())
         pace.steps += 1
-        try:
-            self._run_script(room, pace)
-        except EngineError as error:  # a line that no longer fits must not end everybody's requests
-            pace.note = error.sentence
+        self._run_script(room, pace)
         if record is not None and self._job is not None:
             self._job.saw(record)
+
+    def _capture(self) -> None:
+        """One decode graph that is missing; a failure is said once, and steps go on eagerly."""
+        if not self.core.captures_left:
+            return
+        self.core.capture_next()
+        failed = self.core.runner.graphs.failed
+        if failed:
+            for pace in self._paces.values():
+                pace.note = f"Not every CUDA graph could be captured ({failed}); larger steps run eagerly."
 
     def _may_step(self, name: str) -> bool:
         pace = self._paces[name]
@@ -134,7 +146,7 @@ class Loop:
         """How long commands may be waited for: not at all while a room is due."""
         now = time.monotonic()
         waits = [IDLE_S, *([max(self._report_at - now, 0.0)] if self._unreported() else [])]
-        if self._job is not None:
+        if (self._job is not None and not self._job.waits) or self.core.captures_left:
             return 0.0
         for name in self._paces:
             if self._may_step(name):
@@ -143,10 +155,21 @@ class Loop:
         return min(waits)
 
     def _run_script(self, room: str, pace: _Pace) -> None:
-        """Add the prompts of a workload that are due; all of them at once when nothing else is left to run."""
+        """Add the prompts of a workload that are due. One that no longer fits is said, and the next has its turn: it ends
+        neither the script nor anybody's requests."""
+        for line in self._due_lines(room, pace):
+            try:
+                self._add_line(room, line)
+            except EngineError as error:
+                pace.note = error.sentence
+
+    def _due_lines(self, room: str, pace: _Pace) -> Iterator[Prompt]:
+        """Taken from the script: those whose time has come; the next one at once when nothing else is left to run."""
         while pace.script and (pace.script[0].after_steps <= pace.steps or not self.core.rooms[room].has_work):
-            line = pace.script.pop(0)
-            self.core.add(line.prompt, line.token_ids, line.sampling, room=room, priority=line.priority)
+            yield pace.script.pop(0)
+
+    def _add_line(self, room: str, line: Prompt) -> None:
+        self.core.add(line.prompt, line.token_ids, line.sampling, room=room, priority=line.priority)
 
     # ---- commands ----
 
@@ -166,6 +189,7 @@ class Loop:
             except EngineError as error:
                 self._send(Answer(command.number, error=error))
             except Exception as error:  # a fault in one command must not end everybody's requests
+                tell(error)
                 sentence = f"That could not be done: {reason_of(error)}."
                 self._send(Answer(command.number, error=EngineError("command_failed", sentence)))
             self._report_at = 0.0
@@ -177,14 +201,21 @@ class Loop:
         return request.request_id, request.name, seq_ids
 
     def do_workload(self, room: str, prompts: tuple[Prompt, ...], knobs: Mapping[str, object]) -> None:
-        """End what runs, set the knobs, forget cached prefixes (a workload shows the same each time), start a script."""
-        pace = self._pace(room)
+        """End what runs, set the knobs, forget cached prefixes (a workload shows the same each time), start a script. Knobs
+        that cannot be set end nothing; where a line that is due at once is refused, nothing of the script runs."""
+        pace, config = self._pace(room), self._with_knobs(room, knobs)
+        self.core.housing.check(room, config)
         self._abort_all(room)
-        self._set_knobs(room, knobs)
+        self._take_knobs(room, config)
         self.core.forget(room)
         pace.steps = 0
         pace.script = sorted(prompts, key=lambda p: p.after_steps)
-        self._run_script(room, pace)
+        try:
+            for line in self._due_lines(room, pace):
+                self._add_line(room, line)
+        except EngineError:
+            self._abort_all(room)
+            raise
 
     def do_abort(self, room: str, request_id: int | None) -> bool:
         """One request, or all of them (None)."""
@@ -216,7 +247,7 @@ class Loop:
 
     def do_knobs(self, knobs: Mapping[str, object], room: str = "main") -> dict[str, object]:
         self._pace(room)
-        self._set_knobs(room, knobs)
+        self._take_knobs(room, self._with_knobs(room, knobs))
         return knob_values(self.core.rooms[room].config)
 
     def do_open_room(self, name: str, knobs: Mapping[str, object]) -> None:
@@ -264,11 +295,14 @@ class Loop:
             self.core.abort(request_id, room)
         return bool(found)
 
-    def _set_knobs(self, room: str, knobs: Mapping[str, object]) -> None:
-        config = old = self.core.rooms[room].config
+    def _with_knobs(self, room: str, knobs: Mapping[str, object]) -> EngineConfig:
+        config = self.core.rooms[room].config
         for name, value in knobs.items():
             config = with_knob(config, name, value)
-        if config != old:
+        return config
+
+    def _take_knobs(self, room: str, config: EngineConfig) -> None:
+        if config != self.core.rooms[room].config:
             self.core.reconfigure(config, room)
 
     # ---- jobs and reports ----
@@ -278,6 +312,7 @@ class Loop:
         try:
             done = job.advance()
         except Exception as error:  # a fault in a job must not end everybody's requests
+            tell(error)
             done, job.note = True, f"The job “{job.name}” failed: {reason_of(error)}."
         for artifact in job.take_artifacts():
             self.core.rooms[job.room].recorder.artifact(artifact)

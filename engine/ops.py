@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields, replace
 
 import torch
+import torch.nn.functional as F
 
 from engine.trace import KernelReport
 from kernels.attention import plan_host
@@ -28,7 +29,10 @@ class Ops:
     kv_write: Callable
     flash_prefill: Callable
     backend: str = "torch"
+    is_captured: bool = False  # nothing in it asks the host: a CUDA graph may hold it
     plan_attention: Callable = plan_host  # the reference's indices and masks, once a step for all layers
+    linear: Callable = F.linear  # cuBLAS's and MKL's; here so that a profiled step can put a clock around them
+    embedding: Callable = F.embedding
 
 
 CALLED = tuple(f.name for f in fields(Ops) if f.default is MISSING)
@@ -51,7 +55,7 @@ def choose_ops(backend: str, device: torch.device, dtype: torch.dtype) -> tuple[
         return ops, tuple(KernelReport(name, "torch", str(device), 0.0, 0.0, True, "the reference itself") for name in specs)
     reports = tuple(check_kernel(spec, device, dtype) for spec in specs.values())
     sound = {report.name: specs[report.name].fn for report in reports if report.passed and report.name in CALLED}
-    return replace(ops, **sound, backend="triton"), reports
+    return replace(ops, **sound, backend="triton", is_captured=set(sound) == set(CALLED)), reports
 
 
 def check_kernel(spec: KernelSpec, device: torch.device, dtype: torch.dtype) -> KernelReport:

@@ -114,10 +114,11 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a settled step returned, in plan order."""
+    """What a settled step returned, in plan order. `graph_size`: of the CUDA graph that ran it, 0: none did."""
 
     step_id: int
     sampled: tuple[Sampled, ...]
+    graph_size: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,7 @@ class Record:
     keyframe: tuple[int, Sequence[Event]] | None = None
     samples: tuple[TensorSample, ...] = ()
     error: StepError | None = None
+    probed: bool = False
 
 
 class Recorder:
@@ -93,7 +94,8 @@ def _pack_one(record: Record, rows: dict[str, list], blob: bytearray, text_offse
     rows["steps"].append(
         (
             step, clocks.start_us, clocks.schedule_us, clocks.build_us, clocks.run_us, clocks.settle_us, clocks.commit_us,
-            plan.token_budget, plan.max_num_seqs, record.event_end, record.config, step, bool(record.samples), record.error is not None,
+            plan.token_budget, plan.max_num_seqs, record.event_end, record.config, step, record.probed, record.error is not None,
+            record.result.graph_size,
         )
     )  # fmt: skip
     position: dict[int, int] = {}

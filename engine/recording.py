@@ -24,6 +24,7 @@ from safetensors.numpy import load as unpack
 from safetensors.numpy import save as pack
 
 from engine.errors import EngineError
+from engine.recording_artifacts import Loader, columns_of, words_of
 from engine.recording_check import (
     MAX_BYTES,
     MAX_HEADER,
@@ -41,6 +42,7 @@ from engine.trace import TABLES, KernelReport, Op, SequenceInfo, StepError, Tens
 
 FORMAT = "glass-recording"
 VERSION = 1
+ADDED_LATER = frozenset({"steps.graph_size"})  # columns that the first recordings lack: zeros there
 PROMPTS = "prompt_token_ids"  # the tensor with all prompts, one after the other
 
 
@@ -100,7 +102,8 @@ def encode(trace: Trace) -> bytes:
     columns[PROMPTS] = np.array([token for info in infos for token in info.prompt_token_ids], np.int32)
     artifacts = []
     for artifact in trace.artifacts:
-        artifacts.append({"type": type(artifact).__name__, **_fields(artifact)})
+        artifacts.append({"type": type(artifact).__name__, **_fields(artifact), **words_of(artifact)})
+        columns |= columns_of(artifact, len(artifacts) - 1)
         if isinstance(artifact, TensorSample):
             columns[f"samples.{len(artifacts) - 1}"] = np.ascontiguousarray(artifact.values, np.float32)
     manifest = {
@@ -153,7 +156,8 @@ def _build(manifest: Reader, tensors: dict[str, np.ndarray]) -> Trace:
         if not dtype.names:
             tables[name] = _tensor(tensors, name, dtype, 1)
             continue
-        parts = {f: _tensor(tensors, f"{name}.{f}", dtype[f].base, 1 + dtype[f].ndim, dtype[f].shape) for f in dtype.names}
+        there = [f for f in dtype.names if f"{name}.{f}" in tensors or f"{name}.{f}" not in ADDED_LATER]
+        parts = {f: _tensor(tensors, f"{name}.{f}", dtype[f].base, 1 + dtype[f].ndim, dtype[f].shape) for f in there}
         if len({len(part) for part in parts.values()}) > 1:
             raise Bad(f"the columns of {name} differ in length")
         tables[name] = np.zeros(len(parts[dtype.names[0]]), dtype)
@@ -220,6 +224,7 @@ def _sampling(item: Reader) -> dict[str, object]:
 
 def _artifacts(manifest: Reader, tensors: dict[str, np.ndarray]) -> tuple[object, ...]:
     found: list[object] = []
+    kernels = Loader(tensors)
     for at, item in enumerate(manifest.items("artifacts", MAX_SAMPLES)):
         kind = item.text("type", 80)
         if kind == "TensorSample":
@@ -234,6 +239,8 @@ def _artifacts(manifest: Reader, tensors: dict[str, np.ndarray]) -> tuple[object
             found.append(KernelReport(*words, *numbers, item.text("detail", 2000)))
         elif kind == "Comparison":
             found.append(check_comparison(item))
+        elif make := kernels.get(kind):
+            found.append(make(item, at))
         else:
             raise Bad(f"it holds an artifact of an unknown kind, {kind[:40]}")
     return tuple(found)
@@ -310,7 +317,7 @@ def clip(trace: Trace, first: int, last: int) -> Trace:
     used = {token for info in infos.values() for token in info.prompt_token_ids}
     used |= {*tables["tokens"]["token_id"].tolist(), *tables["tokens"]["top_ids"].ravel().tolist()}
     words = {i: text for i, text in trace.token_texts.items() if i in used}
-    inside = [a for a in trace.artifacts if not isinstance(a, TensorSample) or first <= a.step_id <= last]
+    inside = [a for a in trace.artifacts if first <= getattr(a, "step_id", first) <= last]
     errors = tuple(e for e in trace.errors if first <= e.step_id <= last)
     return Trace(tables, infos, words, meta, tuple(inside), errors)
 

@@ -127,25 +127,41 @@ class Housing:
 
     # ---- knobs ----
 
+    def check(self, name: str, config: EngineConfig) -> None:
+        """Refuse what reconfigure() would refuse, but for what only the device's memory can say. Changes nothing.
+
+        Raises EngineError "pool_too_large".
+        """
+        wide, configs = self._concerned(name, config)
+        self._check_fits(self._other_pages(configs), wide)
+
     def reconfigure(self, name: str, config: EngineConfig) -> None:
         """New knobs for a room; engine-wide ones for all. Who gets other pages or another cache mode is flushed.
 
         Raises EngineError "pool_too_large"; then nothing has changed.
         """
-        self.get(name)
-        wide = with_wide_parts(self.defaults, config)
-        configs = {name: config}
-        if wide != self.defaults:
-            configs = {n: with_wide_parts(room.config, config) for n, room in self.rooms.items()} | configs
+        wide, configs = self._concerned(name, config)
         for changed in configs:
             self._settle(self.rooms[changed])
-        wanted = {n: c.cache.num_pages for n, c in configs.items() if _geometry(c) != _geometry(self.rooms[n].config)}
+        wanted = self._other_pages(configs)
         lost = self._resize(wanted, wide)
         self.defaults = wide
         self._flush(lost - configs.keys())
         for changed, its in configs.items():
             again = changed in wanted or changed in lost
             self._take(self.rooms[changed], its, self._lease(changed, its) if again else None)
+
+    def _concerned(self, name: str, config: EngineConfig) -> tuple[EngineConfig, dict[str, EngineConfig]]:
+        """The new defaults, and the new knobs of every room for which something changes."""
+        self.get(name)
+        wide = with_wide_parts(self.defaults, config)
+        if wide == self.defaults:
+            return wide, {name: config}
+        return wide, {n: with_wide_parts(room.config, config) for n, room in self.rooms.items()} | {name: config}
+
+    def _other_pages(self, configs: Mapping[str, EngineConfig]) -> dict[str, int]:
+        """Rooms that need a fresh lease, and of how many pages."""
+        return {n: c.cache.num_pages for n, c in configs.items() if _geometry(c) != _geometry(self.rooms[n].config)}
 
     def _take(self, room: Room, config: EngineConfig, pool: PagePool | None) -> None:
         room.config = config
@@ -160,13 +176,8 @@ class Housing:
 
         Returns the rooms that keep their pages but lost what was in them. Raises EngineError "pool_too_large".
         """
-        staying = {name: len(pages) for name, pages in self.arena.leases.items() if name not in wanted}
-        held, needed = sum(staying.values()), sum(wanted.values())
-        fixed = wide.cache.arena_pages
-        if fixed is not None and held + needed > fixed:
-            sentence = f"{needed:,} pages were asked for, but this engine has {fixed:,} and other rooms hold {held:,} of them."
-            raise EngineError("pool_too_large", sentence, wanted=needed, free=fixed - held)
-        size = fixed or (max(held + needed, self.arena.num_pages) if staying else held + needed)
+        staying, total = self._check_fits(wanted, wide)
+        size = wide.cache.arena_pages or (max(total, self.arena.num_pages) if staying else total)
         resized, survived = size != self.arena.num_pages, True
         if resized or wide != self.defaults:
             for room in self.rooms.values():
@@ -178,7 +189,16 @@ class Housing:
             self.arena.grow(size)
         else:
             self.arena = Arena(size)
-        return set(staying) if resized and not survived else set()
+        return staying if resized and not survived else set()
+
+    def _check_fits(self, wanted: Mapping[str, int], wide: EngineConfig) -> tuple[set[str], int]:
+        """(rooms that keep their leases, pages of all leases). Raises EngineError "pool_too_large" in a fixed arena."""
+        staying = {name: len(pages) for name, pages in self.arena.leases.items() if name not in wanted}
+        held, needed, fixed = sum(staying.values()), sum(wanted.values()), wide.cache.arena_pages
+        if fixed is not None and held + needed > fixed:
+            sentence = f"{needed:,} pages were asked for, but this engine has {fixed:,} and other rooms hold {held:,} of them."
+            raise EngineError("pool_too_large", sentence, wanted=needed, free=fixed - held)
+        return set(staying), held + needed
 
     def _lease(self, name: str, config: EngineConfig) -> PagePool:
         """A fresh pool on a room's lease, which is taken if it has none."""

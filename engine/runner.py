@@ -8,22 +8,25 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 from engine.attention.full import FullAttention, bytes_per_token
-from engine.batch import HostBatch, to_device
+from engine.batch import Batch, HostBatch, to_device
 from engine.cache import KVLayout, full_layout
 from engine.config import EngineConfig, ModelConfig
 from engine.errors import EngineError
+from engine.graphs import DecodeGraphs, cuda_recorder
 from engine.models.base import Model
 from engine.ops import Ops
 from engine.plan import Sampled, StepResult
-from engine.probe import NO_PROBE
+from engine.probe import NO_PROBE, Parts
 from engine.sampler import SampleRows, describe, sample
 
+ROWS = 8192  # row slots whose newest token and block table stay on the device
+LARGEST_GRAPH = 256  # sequences
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -55,11 +58,12 @@ class PendingStep:
     returned: torch.Tensor | None  # [s, 2 + 2 * width] float64 on the host: token, logprob, top ids, top logprobs;
     # without tracing [s, 1]: the token alone
     done: torch.cuda.Event | None = None
+    graph_size: int = 0
 
     def settle(self) -> StepResult:
         """Wait for the device and unpack."""
         if self.returned is None:
-            return StepResult(self.step_id, ())
+            return StepResult(self.step_id, (), self.graph_size)
         if self.done is not None:
             self.done.synchronize()
         sampled = []
@@ -69,7 +73,7 @@ class PendingStep:
             if math.isnan(logprob):
                 raise FloatingPointError("the model's scores are not numbers; its weights may be broken")
             sampled.append(Sampled(seq_id, int(token), logprob, tuple(map(int, tops[:width])), tuple(tops[width:])))
-        return StepResult(self.step_id, tuple(sampled))
+        return StepResult(self.step_id, tuple(sampled), self.graph_size)
 
 
 class ModelRunner:
@@ -85,8 +89,12 @@ class ModelRunner:
         self.model = model
         self.ops = ops
         self.device = torch.device(config.source.device)
-        self.last_token = torch.zeros(257, dtype=torch.int64, device=self.device)
+        self.last_token = torch.zeros(ROWS, dtype=torch.int64, device=self.device)
         self.arena: torch.Tensor | None = None
+        self.attention: FullAttention | None = None
+        self._graphs: DecodeGraphs | None = None
+        self._made_for: tuple = ()
+        self.record_graph = cuda_recorder() if self.device.type == "cuda" else None
         self.configure(config)
 
     def configure(self, config: EngineConfig) -> bool:
@@ -101,7 +109,8 @@ class ModelRunner:
         if not survived:
             survived = self._recut(shape)
         self.config = config
-        self.attention = FullAttention(self.model.config, self.arena, config.cache.page_size, DTYPES[config.source.dtype], self.ops)
+        if self.attention is None or self.attention.arena is not self.arena or self.attention.page_size != config.cache.page_size:
+            self.attention = FullAttention(self.model.config, self.arena, config.cache.page_size, DTYPES[config.source.dtype], self.ops)
         return survived
 
     def _recut(self, shape: tuple[int, int]) -> bool:
@@ -117,40 +126,96 @@ class ModelRunner:
         return False
 
     @torch.inference_mode()
-    def run(self, step_id: int, host: HostBatch, rows: SampleRows, probe=NO_PROBE) -> PendingStep:
+    def run(self, step_id: int, host: HostBatch, rows: SampleRows, probe=NO_PROBE, graphs: bool = True) -> PendingStep:
         """Launch one step.
 
         Args:
             rows: one entry for each of host.logits_rows.
+            graphs: a captured graph may run it.
         """
+        if int(rows.row_slots.max(initial=0)) >= len(self.last_token):
+            self.last_token = torch.cat([self.last_token, torch.zeros_like(self.last_token)])
         if len(host.copies):
             self.attention.copy_pages(torch.from_numpy(host.copies).to(self.device))
         if host.num_tokens == 0:
             return PendingStep(step_id, (), None)
-        batch = to_device(host, self.device, self.last_token, self.attention.plan(host))
-        hidden = self.model.forward(batch, self.attention, self.ops, probe)
+        size = self.graphs.size_for(host) if graphs and not probe.active and rows.all_greedy and self.graphs is not None else None
+        if size is not None:
+            return self._return(step_id, rows, self.graphs.run(size, host, rows), size)
+        parts = self._parts(host, probe)
+        batch = to_device(host, self.device, self.last_token, parts.attention.plan(host))
+        hidden = parts.model.forward(batch, parts.attention, parts.ops, probe)
         if not rows.seq_ids:
             return PendingStep(step_id, (), None)
-        logits = self.model.logits(hidden[batch.logits_rows])
-        tokens = sample(logits, rows)
-        self._remember(rows.row_slots, tokens)
+        logits = parts.model.logits(hidden[batch.logits_rows])
+        return self._return(step_id, rows, self._pack(logits, parts.sample(logits, rows), torch.from_numpy(rows.row_slots).to(self.device)))
+
+    def _parts(self, host: HostBatch, probe) -> Parts:
+        """What a step is computed with; a probe may stand between."""
+        parts = Parts(self.model, self.attention, self.ops, sample)
+        return probe.around(parts, host) if probe.active else parts
+
+    @torch.inference_mode()
+    def score(self, host: HostBatch, tokens: np.ndarray, probe=NO_PROBE) -> np.ndarray:
+        """A step whose tokens are known already: their log-probabilities. Nothing is sampled; waits for the device.
+
+        Args:
+            tokens: int64 [s], one for each of host.logits_rows.
+        Returns:
+            float64 [s].
+        """
+        parts = self._parts(host, probe)
+        batch = to_device(host, self.device, self.last_token, parts.attention.plan(host))
+        hidden = parts.model.forward(batch, parts.attention, parts.ops, probe)
+        if not len(tokens):
+            return np.zeros(0)
+        logits = parts.model.logits(hidden[batch.logits_rows])
+        return describe(logits, torch.from_numpy(tokens).to(self.device), 0)[0].double().cpu().numpy()
+
+    def _decode(self, batch: Batch, inbox: dict[str, torch.Tensor]) -> torch.Tensor:
+        """A decode step as a graph holds it: nothing in it asks the host."""
+        newest = self.last_token.index_select(0, inbox["rows"])
+        batch = replace(batch, token_ids=torch.where(inbox["from_row"] > 0, newest, batch.token_ids))
+        logits = self.model.logits(self.model.forward(batch, self.attention, self.ops, NO_PROBE))
+        return self._pack(logits, logits.argmax(dim=-1), inbox["rows"])
+
+    def _pack(self, logits: torch.Tensor, tokens: torch.Tensor, row_slots: torch.Tensor) -> torch.Tensor:
+        """Keep each row's newest token for a step that is planned before this one returns, and put together what the host
+        gets: float64 [s, 2 + 2 * width], without tracing [s, 1]."""
+        self.last_token.index_copy_(0, row_slots, tokens)
         columns = [tokens[:, None].double()]
         if self.config.tracing:
             chosen, top_ids, top_logprobs = describe(logits, tokens, self.config.top_logprobs)
             columns += [chosen[:, None].double(), top_ids.double(), top_logprobs.double()]
-        packed = torch.cat(columns, dim=1)
+        return torch.cat(columns, dim=1)
+
+    def _return(self, step_id: int, rows: SampleRows, packed: torch.Tensor, graph_size: int = 0) -> PendingStep:
+        """Start the one copy back."""
         if self.device.type == "cpu":
-            return PendingStep(step_id, rows.seq_ids, packed)
+            return PendingStep(step_id, rows.seq_ids, packed, None, graph_size)
         returned = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
         returned.copy_(packed, non_blocking=True)
         done = torch.cuda.Event()
         done.record()
-        return PendingStep(step_id, rows.seq_ids, returned, done)
+        return PendingStep(step_id, rows.seq_ids, returned, done, graph_size)
 
-    def _remember(self, row_slots: np.ndarray, tokens: torch.Tensor) -> None:
-        """Keep each row's newest token on the device for a step that is planned before this one returns."""
-        if int(row_slots.max()) >= len(self.last_token):
-            grown = self.last_token.new_zeros(2 * int(row_slots.max()) + 1)
-            grown[: len(self.last_token)] = self.last_token
-            self.last_token = grown
-        self.last_token[torch.from_numpy(row_slots).to(self.device)] = tokens
+    # ---- graphs ----
+
+    @property
+    def graphs(self) -> DecodeGraphs | None:
+        """The decode graphs of this device, None where there can be none. What they were captured with is in their addresses:
+        another arena or another kind of result voids them."""
+        if self.record_graph is None or not self.ops.is_captured:
+            return None
+        made_for = (self.attention, id(self.last_token), self.config.tracing, self.config.top_logprobs)
+        if made_for != self._made_for:
+            length = self.config.max_model_len or self.model.config.max_position_embeddings
+            width = -(-length // self.config.cache.page_size)
+            self._graphs = DecodeGraphs(self._decode, self.device, len(self.last_token), width, LARGEST_GRAPH, self.record_graph)
+            self._made_for = made_for
+        return self._graphs
+
+    @torch.inference_mode()
+    def capture_next(self) -> int | None:
+        """Capture one more decode graph if one is missing; its size. Between steps only."""
+        return self.graphs.capture_next() if self.graphs is not None else None

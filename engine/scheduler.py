@@ -152,10 +152,6 @@ class Scheduler:
         """Whether a step would do or report something."""
         return bool(self.running or self.waiting) or self.has_report
 
-    @property
-    def num_in_flight(self) -> int:
-        return len(self._in_flight)
-
     def reconfigure(self, config: EngineConfig, pool: PagePool | None = None) -> None:
         """Take new knobs; with a new pool every running sequence is preempted first (its pages are gone).
 

@@ -21,7 +21,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
 from engine.config import EngineConfig, with_wide_parts
-from engine.errors import EngineError, reason_of
+from engine.errors import EngineError, reason_of, tell
 from engine.ledger import Ledger, Start
 from engine.loop import Loop
 from engine.messages import Answer, Closed, Command, Died, Progress, Prompt, Ready, Report
@@ -184,7 +184,7 @@ class Session:
             if starts:
                 beyond = max(self._last_request + 1, *(start.request for start in starts.values()))
                 starts = {name: replace(start, request=beyond) for name, start in starts.items()}
-        self._launch(starts)
+            self._launch(starts)
 
     # ---- rooms ----
 
@@ -283,16 +283,18 @@ class Session:
 
     def ask(self, name: str, /, **args: object) -> object:
         """Send a command and wait for its answer. Raises EngineError, also when the core is not there."""
-        if self._state != "ready":
-            sentence = self._sentence or ("The model is still loading." if self._state == "loading" else "The engine is not running.")
-            raise EngineError("engine_not_ready", sentence, state=self._state)
         number, answer = next(self._numbers), Future()
-        self._answers[number] = answer
-        self._inbox.put(Command(number, name, args))
+        with self._changed:  # or it would be asked of an engine that has just died, and nobody would answer
+            if self._state != "ready":
+                sentence = self._sentence or ("The model is still loading." if self._state == "loading" else "The engine is not running.")
+                raise EngineError("engine_not_ready", sentence, state=self._state)
+            self._answers[number] = answer
+            self._inbox.put(Command(number, name, args))
         try:
             return answer.result(ANSWER_S)
         except TimeoutError:
-            self._answers.pop(number, None)
+            with self._changed:
+                self._answers.pop(number, None)
             raise EngineError("no_answer", f"The engine did not answer within {ANSWER_S:.0f} seconds.", seconds=ANSWER_S) from None
 
     def wait(self, seq_ids: Sequence[int], timeout: float = 600.0, *, room: str = "main") -> dict[int, FinishReason]:
@@ -425,6 +427,7 @@ class Session:
             self._ledgers = {name: self._ledgers.get(name) or self._new_ledger() for name in message.rooms}
             self._progress, self._state = None, "ready"
         elif isinstance(message, Died) and self._state != "dead":
+            tell(message.detail)
             self._state, self._sentence = "dead", message.sentence
             for answer in self._answers.values():
                 answer.set_exception(EngineError("engine_dead", message.sentence))

@@ -8,15 +8,30 @@ what stays too large is dropped, oldest first. Step ids are never reused.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from engine.trace import TABLES, Comparison, SequenceInfo, StepError, TensorSample, Trace, TraceDelta
+from engine.artifacts import Ceilings, KernelCard, KernelRun, StepProfile, TileTrace, TrafficRun
+from engine.trace import TABLES, Comparison, KernelReport, SequenceInfo, StepError, TensorSample, Trace, TraceDelta
 
-ARTIFACT_BYTES = 64 * 2**20  # budget for probed arrays
+ARTIFACT_BYTES = 64 * 2**20  # budget for probed arrays and tile traces together
 MAX_COMPARISONS = 4  # the newest; each may take half a megabyte of a recording's manifest
+NEWEST = {  # so many of a kind are kept
+    Comparison: MAX_COMPARISONS, KernelReport: 200, KernelCard: 100, KernelRun: 200, TileTrace: 24, TrafficRun: 100, StepProfile: 32,
+    Ceilings: 4,
+}  # fmt: skip
 _TOKEN_BYTES = TABLES["tokens"].itemsize + TABLES["texts"].itemsize + 8  # and the text itself, about
+
+
+def _size(artifact: object) -> int:
+    """Bytes of an artifact that has arrays."""
+    if isinstance(artifact, TensorSample):
+        return artifact.values.nbytes
+    if isinstance(artifact, TileTrace):
+        return sum(getattr(artifact, name).nbytes for name in ("tiles", "m", "l", "rescale", "row_tiles", "acc", "scores", "plain"))
+    return 0
 
 
 class _Column:
@@ -117,13 +132,12 @@ class TraceStore:
     def _keep_artifacts(self, artifacts: tuple[object, ...]) -> None:
         if not artifacts:
             return
-        kept, used, compared = [], 0, 0
-        for artifact in reversed([*self._artifacts, *artifacts]):  # the newest probed arrays that fit the budget
-            used += artifact.values.nbytes if isinstance(artifact, TensorSample) else 0
-            compared += isinstance(artifact, Comparison)
-            if used > ARTIFACT_BYTES and isinstance(artifact, TensorSample):
-                continue
-            if compared <= MAX_COMPARISONS or not isinstance(artifact, Comparison):
+        kept, used, counts = [], 0, Counter()
+        for artifact in reversed([*self._artifacts, *artifacts]):  # the newest arrays that fit the budget
+            kind, size = type(artifact), _size(artifact)
+            used += size
+            counts[kind] += 1
+            if not (size and used > ARTIFACT_BYTES) and counts[kind] <= NEWEST.get(kind, counts[kind]):
                 kept.append(artifact)
         self._artifacts = kept[::-1]
 

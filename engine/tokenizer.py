@@ -141,9 +141,6 @@ class TextTokenizer:
             found = self._bytes[token_id] = b"" if token is None else token_bytes(token, self.decoding) or b""
         return found
 
-    def is_special(self, token_id: int) -> bool:
-        return token_id in self.special_ids
-
     def piece(self, token_id: int) -> str:
         """One token for display: its text, with bytes that are no whole characters as ⟨E2 82⟩."""
         found = self._pieces.get(token_id)
@@ -163,15 +160,16 @@ class TextTokenizer:
         return show_bytes(raw) if raw is not None else token.replace(self.decoding.mark or "▁", " ")
 
 
-def check_text(text: str) -> None:
+def check_text(text: str, what: str = "The text") -> None:
     """
     Raises:
-        EngineError: "bad_text" for lone surrogates, which no tokenizer takes.
+        EngineError: "bad_text" for lone surrogates, which no tokenizer takes. Bytes of a command line that are no UTF-8
+            arrive as such.
     """
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise EngineError("bad_text", f"The text is not valid Unicode at character {error.start}.", position=error.start) from None
+        raise EngineError("bad_text", f"{what} is not valid Unicode at character {error.start}.", position=error.start) from None
 
 
 def _auto(folder: Path):

@@ -54,6 +54,7 @@ STEP = np.dtype(
         ("launch_id", "<i4"),  # steps of one launch share it
         ("probed", "u1"),
         ("failed", "u1"),
+        ("graph_size", "<i4"),  # sequences of the CUDA graph that was replayed; 0: the step ran eagerly
     ]
 )
 WORK = np.dtype(
@@ -90,6 +91,8 @@ FINISH = np.dtype([("step_id", "<i4"), ("seq_id", "<i4"), ("reason", "u1"), ("nu
 TEXT = np.dtype([("step_id", "<i4"), ("seq_id", "<i4"), ("offset", "<i8"), ("num_bytes", "<i4")])
 EVENT = np.dtype([("op", "<i4"), ("page", "<i4"), ("owner", "<i4"), ("index", "<i4")])
 KEYFRAME = np.dtype([("event_at", "<i8"), ("op", "<i4"), ("page", "<i4"), ("owner", "<i4"), ("index", "<i4")])
+
+CLOCKS = ("schedule_us", "build_us", "run_us", "settle_us", "commit_us")  # of a step: its stages, one after the other
 
 TABLES: dict[str, np.dtype] = {
     "steps": STEP,
@@ -214,10 +217,6 @@ class Comparison:
     num_pages: int
     max_num_seqs: int
     runs: tuple[ModeRun, ModeRun]
-
-    @property
-    def same_tokens(self) -> bool:
-        return all(self.same)
 
 
 @dataclass(frozen=True)
@@ -479,6 +478,11 @@ class Trace:
             begin = int(frame["event_at"][0])
         log = self.events[max(begin - base, 0) : max(end - base, 0)]
         return replay(num_pages, [*frame[["op", "page", "owner", "index"]].tolist(), *log.tolist()])
+
+
+def spent_us(steps: np.ndarray) -> np.ndarray:
+    """int64 [n]: µs that each of these STEP rows took, the sum of its stages (a stranger's file may have negative ones: 0)."""
+    return np.sum([np.maximum(steps[clock], 0).astype(np.int64) for clock in CLOCKS], axis=0)
 
 
 def _nearest(rows: np.ndarray, seq_ids: Iterable[int]) -> dict[int, np.void]:

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from engine.artifacts import TileTrace
 from engine.trace import TABLES, SequenceInfo, TensorSample, Trace
 
 HIDDEN = 2**31 - 1  # a token id beyond every vocabulary
@@ -21,14 +22,16 @@ SENTENCE = "hidden by the host"
 
 def veiled(trace: Trace, requests: Collection[int]) -> Trace:
     """The same run without the prompts and outputs of these requests (by request_id)."""
-    hidden = {i for i, info in trace.sequences.items() if info.request_id in requests}
-    if not hidden:
+    if not requests:
         return trace
-    tables = {name: _table(getattr(trace, name), hidden) for name in TABLES if name not in ("texts", "text_bytes")}
-    tables["texts"], tables["text_bytes"] = _texts(trace, hidden)
+    hidden = {i for i, info in trace.sequences.items() if info.request_id in requests}
+    content = _text_bytes(trace, hidden)
+    if not hidden and np.array_equal(content, trace.text_bytes):
+        return trace
+    tables = {name: _table(getattr(trace, name), hidden) for name in TABLES} | {"text_bytes": content}
     sequences = {i: _sequence(info) if i in hidden else info for i, info in trace.sequences.items()}
-    steps = set(trace.works["step_id"][np.isin(trace.works["seq_id"], list(hidden))].tolist())
-    artifacts = tuple(a for a in trace.artifacts if not (isinstance(a, TensorSample) and a.step_id in steps))
+    looks = (TensorSample, TileTrace)
+    artifacts = tuple(a for a in trace.artifacts if not isinstance(a, looks) or _is_visible(trace, a.step_id, hidden))
     used = {t for info in sequences.values() for t in info.prompt_token_ids}
     used |= {int(t) for name in ("token_id", "top_ids") for t in np.unique(tables["tokens"][name])}
     words = {i: text for i, text in trace.token_texts.items() if i in used} | {HIDDEN: MARK}
@@ -51,10 +54,18 @@ def _table(rows: np.ndarray, hidden: set[int]) -> np.ndarray:
     return rows
 
 
-def _texts(trace: Trace, hidden: set[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Hidden texts become as many bytes of "."."""
-    rows, content = trace.texts, trace.text_bytes.copy()
-    starts = rows["offset"] - int(trace.meta.get("text_base", 0))
-    for at in np.flatnonzero(np.isin(rows["seq_id"], list(hidden))).tolist():
-        content[starts[at] : starts[at] + rows["num_bytes"][at]] = ord(".")
-    return rows, content
+def _is_visible(trace: Trace, step_id: int, hidden: set[int]) -> bool:
+    """Whether all that a step computed may be seen. A step whose works were dropped may have computed anything."""
+    works = trace.rows("works", step_id, step_id)
+    return len(works) > 0 and not np.isin(works["seq_id"], list(hidden)).any()
+
+
+def _text_bytes(trace: Trace, hidden: set[int]) -> np.ndarray:
+    """As many bytes, "." but for the texts that may be seen. A full ring (engine/store.py) drops rows of texts and keeps
+    bytes that lie between others, so what no row claims may be anybody's."""
+    rows = trace.texts[~np.isin(trace.texts["seq_id"], list(hidden))]
+    num_bytes, starts = len(trace.text_bytes), rows["offset"] - int(trace.meta.get("text_base", 0))
+    depth = np.zeros(num_bytes + 1, np.int64)  # how many ranges cover a byte, as differences
+    np.add.at(depth, np.clip(starts, 0, num_bytes), 1)
+    np.add.at(depth, np.clip(starts + rows["num_bytes"], 0, num_bytes), -1)
+    return np.where(np.cumsum(depth[:-1]) > 0, trace.text_bytes, np.uint8(ord(".")))

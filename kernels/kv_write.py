@@ -8,13 +8,14 @@ A negative slot skips the row on purpose: padding rows use it. No slot is ever r
 raises IndexError, the kernel skips it and never writes outside the cache. Two rows with one slot: the later wins in
 the reference, either in the kernel.
 
-Does not know block tables or owners. Rejected: a sink page for padding rows inside this kernel (the caller may still
-do so), and one launch each for k and v.
+k and v of a token go in one program, which asks for both before it knows the slot. Does not know block tables or
+owners. Rejected: a sink page for padding rows inside this kernel (the caller may still do so), and one launch each for
+k and v.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 
 import torch
 import triton
@@ -50,15 +51,12 @@ def kv_write_ref(
 
 
 @triton.jit
-def _write_row(
-    x, cache, page, offset, heads, stride_xh, stride_p, stride_s, stride_h,
-    D: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
-    head = tl.arange(0, BLOCK_H)[:, None]
-    col = tl.arange(0, BLOCK_D)[None, :]
-    mask = (head < heads) & (col < D)
-    row = tl.load(x + head * stride_xh + col, mask=mask, other=0.0)
-    tl.store(cache + page * stride_p + offset * stride_s + head * stride_h + col, row, mask=mask)
+def find_slot(slot_mapping, token, num_slots, PAGE_SIZE: tl.constexpr):
+    """(page, offset in it, whether the slot is in the cache) of a token, 64-bit; page 0 where it is not."""
+    slot = tl.load(slot_mapping + token).to(tl.int64)
+    inside = (slot >= 0) & (slot < num_slots)
+    slot = tl.where(inside, slot, 0)  # before any division: a negative slot has no page
+    return slot // PAGE_SIZE, slot % PAGE_SIZE, inside
 
 
 @triton.jit(do_not_specialize=["num_slots"])
@@ -69,17 +67,17 @@ def _kv_write_kernel(
     BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
-    slot = tl.load(slot_mapping + token).to(tl.int64)
-    inside = (slot >= 0) & (slot < num_slots)
-    slot = tl.where(inside, slot, 0)  # before any division: a negative slot has no page
-    heads = tl.where(inside, HK, 0)
-    page, offset = slot // PAGE_SIZE, slot % PAGE_SIZE
-    if tl.program_id(1) == 0:
-        _write_row(k + token * stride_kt, k_cache, page, offset, heads, stride_kh, stride_kp, stride_ks, stride_kch,
-                   D, BLOCK_H, BLOCK_D)  # fmt: skip
-    else:
-        _write_row(v + token * stride_vt, v_cache, page, offset, heads, stride_vh, stride_vp, stride_vs, stride_vch,
-                   DV, BLOCK_H, BLOCK_DV)  # fmt: skip
+    head = (tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)).to(tl.int64)[:, None]  # a head-major cache has far heads
+    col = tl.arange(0, BLOCK_D)[None, :]
+    col_v = tl.arange(0, BLOCK_DV)[None, :]
+    mask = (head < HK) & (col < D)
+    mask_v = (head < HK) & (col_v < DV)
+    row = tl.load(k + token * stride_kt + head * stride_kh + col, mask=mask, other=0.0)
+    row_v = tl.load(v + token * stride_vt + head * stride_vh + col_v, mask=mask_v, other=0.0)
+    page, offset, inside = find_slot(slot_mapping, token, num_slots, PAGE_SIZE)
+    written = head < tl.where(inside, HK, 0)
+    tl.store(k_cache + page * stride_kp + offset * stride_ks + head * stride_kch + col, row, mask=written & (col < D))
+    tl.store(v_cache + page * stride_vp + offset * stride_vs + head * stride_vch + col_v, row_v, mask=written & (col_v < DV))
 
 
 def kv_write(
@@ -99,11 +97,25 @@ def kv_write(
     check_devices(k=k, v=v, k_cache=k_cache, v_cache=v_cache, slot_mapping=slot_mapping)
     if t == 0 or pages * page_size == 0:
         return k_cache, v_cache
-    _kv_write_kernel[(t, 2)](
+    block_d, block_dv = power_of_two(d), power_of_two(dv)
+    block_h = min(power_of_two(hk), max(1, 2048 // max(block_d, block_dv)))
+    _kv_write_kernel[(t, triton.cdiv(hk, block_h))](
         k, v, k_cache, v_cache, slot_mapping, pages * page_size, k.stride(0), k.stride(1), v.stride(0), v.stride(1),
         *k_cache.stride()[:3], *v_cache.stride()[:3], PAGE_SIZE=page_size, HK=hk, D=d, DV=dv,
-        BLOCK_H=power_of_two(hk), BLOCK_D=power_of_two(d), BLOCK_DV=power_of_two(dv), num_warps=4,
+        BLOCK_H=block_h, BLOCK_D=block_d, BLOCK_DV=block_dv, num_warps=4,
     )  # fmt: skip
+    return k_cache, v_cache
+
+
+def kv_write_loop(
+    k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slot_mapping: torch.Tensor
+) -> Generator[None, None, tuple[torch.Tensor, torch.Tensor]]:
+    """kv_write_ref, a token an iteration."""
+    for i, slot in enumerate(slot_mapping.tolist()):
+        if slot >= 0:
+            page, offset = divmod(slot, k_cache.shape[1])
+            k_cache[page, offset], v_cache[page, offset] = k[i], v[i]
+        yield
     return k_cache, v_cache
 
 
@@ -171,4 +183,6 @@ SPEC = KernelSpec(
         Bad("slot_mapping", lambda slots: slots[:-1]),
     ),
     tolerance={torch.float32: 0.0, torch.float16: 0.0, torch.bfloat16: 0.0},
+    loop=kv_write_loop,
+    loop_iterations=lambda inputs: inputs["k"].shape[0],
 )

@@ -15,7 +15,7 @@ pairs (loaders permute such checkpoints instead), a launch each for q and k.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 
 import torch
 import triton
@@ -46,15 +46,42 @@ def rope_ref(
 
 
 @triton.jit
-def _rotate(x, c, s, head, heads, stride_h, H: tl.constexpr, BLOCK_F: tl.constexpr):
-    f = tl.arange(0, BLOCK_F)  # [BLOCK_F] frequencies
+def table_row(
+    cos, sin, positions, token, num_positions, stride_cos, stride_sin, H: tl.constexpr, BLOCK_F: tl.constexpr
+):  # fmt: skip
+    """(c, s) [1, BLOCK_F] of a token. A position outside the tables gives NaN, never a stray read."""
+    position = tl.load(positions + token)
+    f = tl.arange(0, BLOCK_F)  # frequencies
+    inside = (position >= 0) & (position < num_positions)
+    lanes = f < tl.where(inside, H, 0)
+    poison = tl.where(inside, 0.0, float("nan"))
+    c = tl.load(cos + position * stride_cos + f, mask=lanes, other=0.0) + poison
+    s = tl.load(sin + position * stride_sin + f, mask=lanes, other=0.0) + poison
+    return c[None, :], s[None, :]
+
+
+@triton.jit
+def rotated(x1, x2, c, s):
+    """Both halves in x1's type. Computed in fp32, rounded once."""
+    y1, y2 = x1.to(tl.float32), x2.to(tl.float32)
+    return (y1 * c - y2 * s).to(x1.dtype), (y2 * c + y1 * s).to(x1.dtype)
+
+
+@triton.jit
+def rotate_heads(
+    x, head, heads, stride_h, cos, sin, positions, token, num_positions, stride_cos, stride_sin,
+    H: tl.constexpr, BLOCK_F: tl.constexpr,
+):  # fmt: skip
+    """Rotates a token's heads, in place. Asks for x before the position: the loads do not wait for one another."""
+    f = tl.arange(0, BLOCK_F)
     mask = (head < heads)[:, None] & (f < H)[None, :]
     at = x + head[:, None] * stride_h + f[None, :]
     x1 = tl.load(at, mask=mask, other=0.0)
     x2 = tl.load(at + H, mask=mask, other=0.0)
-    y1, y2 = x1.to(tl.float32), x2.to(tl.float32)
-    tl.store(at, (y1 * c - y2 * s).to(x1.dtype), mask=mask)
-    tl.store(at + H, (y2 * c + y1 * s).to(x1.dtype), mask=mask)
+    c, s = table_row(cos, sin, positions, token, num_positions, stride_cos, stride_sin, H, BLOCK_F)
+    x1, x2 = rotated(x1, x2, c, s)
+    tl.store(at, x1, mask=mask)
+    tl.store(at + H, x2, mask=mask)
 
 
 @triton.jit(do_not_specialize=["num_positions"])
@@ -64,20 +91,14 @@ def _rope_kernel(
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
-    position = tl.load(positions + token)
-    f = tl.arange(0, BLOCK_F)
-    inside = (position >= 0) & (position < num_positions)
-    lanes = f < tl.where(inside, H, 0)
-    # a position outside the tables gives NaN, never a stray read
-    poison = tl.where(inside, 0.0, float("nan"))
-    c = (tl.load(cos + position * stride_cos + f, mask=lanes, other=0.0) + poison)[None, :]
-    s = (tl.load(sin + position * stride_sin + f, mask=lanes, other=0.0) + poison)[None, :]
-    head = tl.arange(0, BLOCK_H)
+    head = tl.arange(0, BLOCK_H).to(tl.int64)
     q_blocks: tl.constexpr = (HQ + BLOCK_H - 1) // BLOCK_H
     if block < q_blocks:
-        _rotate(q + token * stride_qt, c, s, block * BLOCK_H + head, HQ, stride_qh, H, BLOCK_F)
+        rotate_heads(q + token * stride_qt, block * BLOCK_H + head, HQ, stride_qh, cos, sin, positions, token, num_positions,
+                     stride_cos, stride_sin, H, BLOCK_F)  # fmt: skip
     else:
-        _rotate(k + token * stride_kt, c, s, (block - q_blocks) * BLOCK_H + head, HK, stride_kh, H, BLOCK_F)
+        rotate_heads(k + token * stride_kt, (block - q_blocks) * BLOCK_H + head, HK, stride_kh, cos, sin, positions, token,
+                     num_positions, stride_cos, stride_sin, H, BLOCK_F)  # fmt: skip
 
 
 def rope(
@@ -105,6 +126,20 @@ def rope(
         q, k, cos, sin, positions, cos.shape[0], q.stride(0), q.stride(1), k.stride(0), k.stride(1), cos.stride(0),
         sin.stride(0), HQ=hq, HK=hk, H=h, BLOCK_H=block_h, BLOCK_F=block_f, num_warps=4,
     )  # fmt: skip
+    return q, k
+
+
+def rope_loop(
+    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor
+) -> Generator[None, None, tuple[torch.Tensor, torch.Tensor]]:
+    """rope_ref, a token an iteration."""
+    h = cos.shape[1]
+    for i in range(q.shape[0]):
+        c, s = cos[positions[i]], sin[positions[i]]
+        for x in (q[i], k[i]):
+            x1, x2 = x[:, :h].float(), x[:, h : 2 * h].float()
+            x[:, :h], x[:, h : 2 * h] = x1 * c - x2 * s, x2 * c + x1 * s
+        yield
     return q, k
 
 
@@ -170,4 +205,6 @@ SPEC = KernelSpec(
         Bad("positions", lambda positions: positions[:-1]),
     ),
     tolerance={torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3},
+    loop=rope_loop,
+    loop_iterations=lambda inputs: inputs["q"].shape[0],
 )

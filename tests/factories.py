@@ -51,7 +51,12 @@ class FakeRunner:
         self.slots = np.full((config.cache.num_pages + 1) * config.cache.page_size, POISON, np.int64)
         self.last_token = np.zeros(4096, np.int64)
 
-    def run(self, step_id: int, host: HostBatch, rows: SampleRows, probe=None) -> FakePending:
+    graphs = None
+
+    def capture_next(self) -> None:
+        return None
+
+    def run(self, step_id: int, host: HostBatch, rows: SampleRows, probe=None, graphs: bool = True) -> FakePending:
         if step_id in self.fail_on:
             raise RuntimeError("the fake device was told to fail")
         self.num_runs += 1

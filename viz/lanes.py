@@ -13,7 +13,7 @@ from enum import IntEnum
 import numpy as np
 
 from engine.plan import WaitReason
-from engine.trace import WAIT_REASONS, Trace
+from engine.trace import WAIT_REASONS, Trace, spent_us
 from viz.select import NOBODY, last_works, prompt_len
 
 STATIC_STEPS = 1000  # static batches are computed from the last 1,000 to 2,000 steps
@@ -160,8 +160,7 @@ def engine_time(trace: Trace, first: int, last: int) -> np.ndarray:
     Pauses and the pace lie between steps, so they do not count."""
     steps = trace.rows("steps", first, last)
     spent = np.zeros(last - first + 1)
-    for clock in ("schedule_us", "build_us", "run_us", "settle_us", "commit_us"):
-        spent[steps["step_id"] - first] += steps[clock]
+    spent[steps["step_id"] - first] = spent_us(steps)
     return np.concatenate([[0.0], np.cumsum(spent)])
 
 

@@ -13,7 +13,7 @@ from functools import lru_cache
 from engine.trace import Trace
 from viz.theme import MIN_FONT
 from viz.view import Badge, Frame, Label, Paint, ViewState
-from viz.words.catalogue import words
+from viz.words.catalogue import Words, words
 
 MAX_LABELS = 40
 ADVANCE = 0.6
@@ -164,8 +164,13 @@ def recorded(trace: Trace, state: ViewState) -> tuple[Badge, ...]:
     if trace.meta.get("source") != "recording":
         return ()
     t = words(state.language)
-    device, date = visible(str(trace.meta.get("device") or t("badge.recorded.nowhere")))[:80], trace.meta.get("date")
+    device, date = device_name(trace, t), trace.meta.get("date")
     return (Badge("recorded", t("badge.recorded", device=device, date=visible(str(date))[:10]) if date else device),)
+
+
+def device_name(trace: Trace, t: Words) -> str:
+    """Where the run was, for a badge."""
+    return visible(str(trace.meta.get("device") or t("badge.recorded.nowhere")))[:80]
 
 
 def framed(color: str, label: str) -> Paint:

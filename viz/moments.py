@@ -10,7 +10,7 @@ import numpy as np
 
 from engine.request import FinishReason
 from engine.trace import FINISH_REASONS, Op, Trace
-from viz.select import page_cells, prompt_len
+from viz.select import admitted, page_cells, prompt_len
 from viz.words.caption import step_events
 
 _BY_THEMSELVES = frozenset(FINISH_REASONS.index(reason) for reason in (FinishReason.STOP, FinishReason.LENGTH))
@@ -51,9 +51,7 @@ def longest(works: np.ndarray) -> np.void | None:
 
 def begun(trace: Trace, step: int) -> np.ndarray:
     """WORK rows of requests that were admitted for the first time."""
-    rows = computed(trace, step)
-    prompts = _prompts(trace, rows)
-    return rows[(rows["start"] == rows["num_cached"]) & (rows["resumed"] == 0) & (rows["num_recomputed"] == 0) & (rows["start"] < prompts)]
+    return admitted(computed(trace, step))
 
 
 def resumed(trace: Trace, step: int) -> np.ndarray:
@@ -79,6 +77,23 @@ def read(trace: Trace, step: int) -> np.ndarray:
     rows = computed(trace, step)
     prompts = _prompts(trace, rows)
     return rows[(rows["start"] < prompts) & (rows["start"] + rows["num_tokens"] >= prompts) & (rows["resumed"] == 0)]
+
+
+def last_chunk(trace: Trace, step: int) -> np.void | None:
+    """The WORK row of a prompt that came to its end in this step, after earlier chunks of it."""
+    return next((w for w in read(trace, step) if w["start"] > w["num_cached"]), None)
+
+
+def long_prompt(trace: Trace, step: int) -> np.void | None:
+    """The WORK row of a prompt that is too long to end in the next step either, beside others that write and go on."""
+    rows = reading(trace, step, left=int(trace.step(step).step["token_budget"]) + 1)
+    others = np.isin(writing(trace, step)["seq_id"], going_on(trace, step)["seq_id"])
+    return rows[0] if len(rows) and others.any() else None
+
+
+def all_write(trace: Trace, step: int) -> bool:
+    """Whether everybody in the step writes, and two or more go on."""
+    return len(going_on(trace, step)) >= 2 and len(writing(trace, step)) == len(computed(trace, step))
 
 
 def chunks(trace: Trace, seq_id: int, step: int) -> np.ndarray:

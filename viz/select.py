@@ -57,6 +57,12 @@ def prompt_len(trace: Trace, seq_id: int) -> int:
     return info.num_prompt_tokens if info else 0
 
 
+def admitted(works: np.ndarray) -> np.ndarray:
+    """Of WORK rows, the first of each request: no chunk that goes on, no return after a preemption, and no computing
+    again of what a run without a cache does not keep."""
+    return works[(works["start"] == works["num_cached"]) & (works["resumed"] == 0) & (works["num_recomputed"] == 0)]
+
+
 def selected(trace: Trace, step: int | None, selection: str | None) -> tuple[int, ...]:
     """seq_ids that a selection speaks of: "seq:3", "token:3:12", "query:3:12", "page:17" (all its owners)."""
     kind, _, rest = (selection or "").partition(":")
@@ -91,6 +97,11 @@ class Identity:
         """0 … 5 for a hue, 6 for grey: an index into tables of paints."""
         slot = self.slot(seq_id)
         return NUM_REQUEST_COLORS if slot is None else slot
+
+    def codes(self, seq_ids: np.ndarray) -> np.ndarray:
+        """int64 of the same shape: each one's code."""
+        known, inverse = np.unique(seq_ids, return_inverse=True)
+        return np.array([self.code(int(i)) for i in known], np.int64)[inverse.reshape(seq_ids.shape)]
 
 
 def identity(trace: Trace, step: int, selection: str | None = None) -> Identity:
@@ -290,12 +301,12 @@ def newest_tokens(trace: Trace, seq_id: int, step: int, limit: int) -> np.ndarra
     first, window = trace.first_step, 128
     memo: dict[tuple[int, int], np.ndarray] = trace.__dict__.setdefault("_token_windows", {})
     while first is not None:
-        if (step, window) not in memo:
+        near = memo.get((step, window))  # other threads draw from the same trace
+        if near is None:
             if len(memo) > 16:
                 memo.clear()
-            memo[step, window] = trace.rows("tokens", step - window, step)
-        rows = memo[step, window]
-        rows = rows[rows["seq_id"] == seq_id]
+            near = memo[step, window] = trace.rows("tokens", step - window, step)
+        rows = near[near["seq_id"] == seq_id]
         if len(rows) >= limit or step - window <= first:
             return rows
         window *= 8

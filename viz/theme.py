@@ -91,7 +91,7 @@ def request_color(slot: int | None) -> str:
     return "request-other" if slot is None else f"request-{slot % NUM_REQUEST_COLORS}"
 
 
-paint_of = request_color
+HUES = tuple(map(request_color, (*range(NUM_REQUEST_COLORS), None)))  # by Identity.code (viz/select.py)
 
 
 # ---- contrast ----
@@ -223,6 +223,12 @@ def rate(per_second: float, unit: str) -> str:
             break
         value /= 1000
     return f"{_three(value)} {prefix}{unit}"
+
+
+def round_up(value: float) -> float:
+    """A round number not below the value: the end of an axis that rarely changes."""
+    power = 10.0 ** np.floor(np.log10(max(value, 1.0)))
+    return float(next(power * k for k in (1, 1.5, 2, 3, 4, 5, 6, 8, 10) if power * k >= value))
 
 
 def percent(part: float, whole: float) -> str:

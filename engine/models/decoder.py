@@ -151,11 +151,11 @@ class Decoder:
         config, eps, positions = self.config, self.config.rms_norm_eps, batch.positions
         heads, kv, dim = config.num_heads, config.num_kv_heads, config.head_dim
         parts, rows, watched = (heads, kv, kv), len(batch.token_ids), probe.active
-        x = F.embedding(batch.token_ids, self.embedding)
+        x = ops.embedding(batch.token_ids, self.embedding)
         if watched:
             probe.keep("embedding", 0, x)
         for index, layer in enumerate(self.layers):
-            qkv = F.linear(ops.rms_norm(x, layer.input_norm, eps), layer.qkv, layer.qkv_bias)
+            qkv = ops.linear(ops.rms_norm(x, layer.input_norm, eps), layer.qkv, layer.qkv_bias)
             q, k, v = qkv.view(rows, heads + 2 * kv, dim).split(parts, 1)  # views [t, heads, head_dim]
             q, k = self.queries_keys(layer, q, k, ops)
             ops.rope(q, k, self.cos, self.sin, positions)
@@ -163,9 +163,9 @@ class Decoder:
             out = attention.attend(index, q, batch)  # [t, heads, head_dim]
             if watched:
                 _keep_attention(probe, index, q, k, v, out)
-            x = x + F.linear(out.reshape(rows, heads * dim), layer.o, layer.o_bias)
-            gate_up = F.linear(ops.rms_norm(x, layer.post_norm, eps), layer.gate_up, layer.gate_up_bias)
-            y = F.linear(ops.silu_mul(gate_up), layer.down, layer.down_bias)
+            x = x + ops.linear(out.reshape(rows, heads * dim), layer.o, layer.o_bias)
+            gate_up = ops.linear(ops.rms_norm(x, layer.post_norm, eps), layer.gate_up, layer.gate_up_bias)
+            y = ops.linear(ops.silu_mul(gate_up), layer.down, layer.down_bias)
             x = x + y
             if watched:
                 probe.keep("mlp.out", index, y)

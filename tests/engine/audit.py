@@ -43,7 +43,7 @@ class LazyRunner(FakeRunner):
         self.pools = lambda: ()
         super().__init__(config)
 
-    def run(self, step_id, host, rows, probe=None):
+    def run(self, step_id, host, rows, probe=None, graphs=True):
         if step_id in self.fail_on:
             raise RuntimeError("the fake device was told to fail")
         self.poison_free_pages()

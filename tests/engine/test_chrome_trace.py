@@ -11,6 +11,7 @@ import pytest
 from engine.chrome_trace import ENGINE, REQUESTS, STAGES, STEPS, chrome_trace, free_blocks
 from engine.recording import load
 from engine.trace import TABLES, SequenceInfo, Trace
+from tests.factories import make_trace
 from tests.viz import scenarios
 
 RECORDINGS = sorted((Path(__file__).parents[2] / "assets" / "recordings").glob("*.glass"))
@@ -66,8 +67,8 @@ def test_every_request_has_a_track_that_counts_all_its_tokens(pair):
     trace, made = pair
     for seq_id, info in trace.sequences.items():
         mine = spans(made, REQUESTS + seq_id)
-        assert {e["name"] for e in mine} <= {"waiting", "prefill", "decode", "preempted"}
-        ran = [e for e in mine if e["name"] in ("prefill", "decode")]
+        assert {e["name"] for e in mine} <= {"waiting", "prefill", "decode", "recompute", "preempted"}
+        ran = [e for e in mine if e["name"] in ("prefill", "decode", "recompute")]
         failed = set(trace.steps["step_id"][trace.steps["failed"] > 0].tolist())
         works = trace.works[(trace.works["seq_id"] == seq_id) & ~np.isin(trace.works["step_id"], list(failed))]
         assert sum(e["args"]["tokens"] for e in ran) >= works["num_tokens"].sum()
@@ -88,6 +89,16 @@ def test_a_preempted_request_says_so():
     assert any(e["name"] == "preempted" for e in made["traceEvents"])
     finished = [e for e in made["traceEvents"] if e["name"].startswith("finished")]
     assert len(finished) == 5 and all(e["ph"] == "i" for e in finished)
+
+
+def test_what_is_computed_again_is_called_so_and_no_prompt():
+    trace = make_trace(mode="none", pages=32)
+    made = read(chrome_trace(trace))
+    again = {int(s): int((trace.works["seq_id"][trace.works["num_recomputed"] > 0] == s).sum()) for s in trace.sequences}
+    for seq_id, steps in again.items():
+        counted = [e["args"] for e in spans(made, REQUESTS + seq_id) if e["name"] == "recompute"]
+        assert sum(a["last_step"] - a["first_step"] + 1 for a in counted) == steps
+    assert max(again.values()) > 3 and any(e["name"] == "prefill" for e in made["traceEvents"])
 
 
 def test_overlapping_and_nonsensical_clocks_still_give_a_trace_that_can_be_drawn():

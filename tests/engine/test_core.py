@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -117,7 +118,7 @@ def test_watching_changes_nothing():
     texts = []
     for tracing in (True, False):
         core = make_core(pages=8, max_num_batched_tokens=9)
-        core.config = core.config.__class__(core.config.source, core.config.cache, core.config.scheduler, 512, 5, tracing)
+        core.config = replace(core.config, tracing=tracing)
         for length in (3, 10, 6):
             add(core, length, 7)
         made: dict[int, list[int]] = {}

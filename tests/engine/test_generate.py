@@ -94,8 +94,8 @@ def test_prompts_from_a_file_and_a_stop_string(tiny_llama, tmp_path, capsys):
         (["--prompt", "x" * 5000], "5,000 tokens"),
         (["--prompt", "x" * 200, "--pages", "4"], "the whole cache has 4"),
         (["--prompt", "x" * 10_000_000], "10,000,000 characters"),
-        (["--prompt", "a\udcff"], "UTF-8"),
-        (["--prompt", "a", "--stop", "a\udcff"], "UTF-8"),
+        (["--prompt", "a\udcff"], "not valid Unicode"),
+        (["--prompt", "a", "--stop", "a\udcff"], "The stop string is not valid Unicode"),
         (["--prompt", "a", "--stop", ""], "stop"),
         (["--prompt", "a", "--max-tokens", "0"], "max_tokens"),
         (["--prompt", "a", "--max-tokens", "-3"], "max_tokens"),
@@ -208,7 +208,7 @@ def test_answers_that_cannot_be_written_are_said(tiny_llama):
 def test_the_program_itself_refuses_bytes_that_are_no_text_without_a_traceback(tiny_llama):
     done = run("--model", str(tiny_llama), "--prompt", b"a\xff")
     assert (done.returncode, done.stdout) == (2, b"")
-    assert done.stderr == b"error: The prompt is not valid UTF-8 text.\n"
+    assert done.stderr == b"error: The prompt is not valid Unicode at character 1.\n"
 
 
 def test_a_terminal_without_unicode_gets_valid_json(tiny_llama):

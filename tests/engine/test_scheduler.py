@@ -441,7 +441,7 @@ def test_s8_pages_wait_for_the_last_step_of_any_of_their_owners():
     core.step()  # launches the prompt
     core.step()  # launches the parent's next token, settles the prompt: the sample forks
     scheduler = core.rooms["main"].scheduler
-    assert len(scheduler.running) == 2 and scheduler.num_in_flight == 1
+    assert len(scheduler.running) == 2 and len(scheduler._in_flight) == 1
     core.abort(1)
     assert scheduler.pool.num_free == 6 and scheduler.pool.num_pending == 2
     core.runner.poison_free_pages()

@@ -501,7 +501,7 @@ def test_the_tokenizer_of_a_gguf_splits_digits_and_round_trips(tmp_path):
     ids = loaded.tokenizer.encode(text)
     assert loaded.tokenizer.decode(ids) == text and ids == tuple(AutoTokenizer.from_pretrained(folder)(text).input_ids)
     assert [loaded.tokenizer.backend.pre_tokenizer.pre_tokenize_str("x 12")[i][0] for i in range(4)] == ["x", "Ġ", "1", "2"]
-    assert loaded.tokenizer.is_special(257) and loaded.tokenizer.has_chat_template
+    assert 257 in loaded.tokenizer.special_ids and loaded.tokenizer.has_chat_template
 
 
 @pytest.mark.parametrize("damage", ["magic", "cut", "empty"])

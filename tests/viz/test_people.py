@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -24,7 +25,7 @@ from viz.stage.viewer import room_name
 
 COMMANDS = (
     "prompt", "preset", "abort", "play", "pause", "step", "pace", "knob", "restart", "probe", "seek", "live", "chapter", "beat", "chapter_end",
-    "compare", "job", "ladder", "guess", "pin", "export", "people_remove", "people_lock", "people_hide", "people_offer", "people_accept",
+    "chapter_try", "compare", "job", "ladder", "guess", "pin", "export", "people_remove", "people_lock", "people_hide", "people_offer", "people_accept",
     "people_claim", "whatever", "",
 )  # fmt: skip
 
@@ -519,3 +520,100 @@ def test_one_address_opens_so_many_pages_and_rooms(stage):
 def test_only_a_trusted_proxy_says_where_somebody_comes_from(header, proxies, address):
     connection = SimpleNamespace(headers={"x-forwarded-for": header}, client=SimpleNamespace(host="10.0.0.9"))
     assert address_of(connection, proxies) == address
+
+
+# ---- rooms that play a recording ----
+
+
+def test_a_guests_prompt_does_not_end_the_recording_that_the_host_shows(stage):
+    made = stage()
+    with made.open() as a, made.open() as b:
+        host, guest = host_and_guest(made, a, b)
+        viewer = next(v for v in made.hub.viewers.values() if v.person == host.person)
+        reply = made.client.post(f"/glass/recording?viewer={viewer.id}&name=a.glass", content=b"abc").json()
+        assert reply["ok"] and not made.lobby.status("main")["live"]
+        said = guest.ask("prompt", text="hello")
+        assert said["code"] == "not_live" and not made.lobby.status("main")["live"] and ("main", guest.person, "prompt") not in made.source.said
+        assert host.ask("prompt", text="hello")["ok"] and made.lobby.status("main")["live"], "the host goes back to the engine by it"
+        assert guest.ask("prompt", text="hello")["ok"]
+
+
+# ---- who is forgotten ----
+
+
+def test_a_laptops_only_room_is_open_again_after_the_role_was_handed_over_and_all_have_left(stage):
+    made = stage(times=Times(offer_after=0.2, tick=0.05))
+    with made.open() as a, made.open() as b:
+        first, second = Person(a), Person(b)
+        key = next(p["id"] for p in first.until(lambda p: p["count"] == 2)["people"] if not p["me"])
+        assert first.ask("people_offer", guest=key)["ok"]
+        second.until(lambda p: p["offered"])
+        assert second.ask("people_accept")["ok"] and second.until(lambda p: not p["everyone_hosts"])
+        with made.open() as c:
+            assert Person(c).until(lambda p: True)["role"] == "watcher"
+    assert wait_for(lambda: made.people.homes["main"].empty_since is not None)
+    asyncio.run(asyncio.sleep(0.3))
+    with made.open() as a:
+        assert Person(a).until(lambda p: True)["role"] == "host"
+
+
+def test_who_is_away_for_long_is_forgotten_but_not_the_host_nor_who_waits_for_an_answer(stage):
+    made = stage(times=Times(pause_after=60, forget_after=0.2, tick=0.05))
+    with made.open() as b:
+        with made.open() as a:
+            host, guest = host_and_guest(made, a, b)
+            links = host.now["people"]["links"]
+            assert host.ask("people_claim")["ok"]
+            with made.open() as c, made.open() as d:
+                passing, asking = Person(c, room="main", join=links["watch"]), Person(d, room="main", join=links["prompt"])
+                request = asking.ask("prompt", text="hello")["request_id"]
+                assert passing.until(lambda p: p["count"] == 4)
+        members = made.people.homes["main"].members
+        assert wait_for(lambda: passing.person not in members)
+        assert set(members) == {host.person, guest.person, asking.person}
+        made.source.alive["main", asking.person].discard(request)
+        assert wait_for(lambda: set(members) == {host.person, guest.person})
+
+
+def test_a_room_has_so_many_members_and_who_left_first_makes_space(stage, monkeypatch):
+    monkeypatch.setattr("viz.stage.people.MAX_MEMBERS", 3)
+    made = stage()
+    with made.open() as a, made.open() as b:
+        host, guest = host_and_guest(made, a, b)
+        link = host.now["people"]["links"]["watch"]
+        for _ in range(4):
+            with made.open() as c:
+                assert Person(c, room="main", join=link).until(lambda p: p["count"] == 3)
+            host.until(lambda p: p["count"] == 2)
+        assert len(made.people.homes["main"].members) == 3
+        with made.open() as c, made.open() as d:
+            Person(c, room="main", join=link).until(lambda p: p["count"] == 3)
+            late = Person(d, room="main", join=link)
+            assert late.welcome["room"].startswith("~") and late.welcome["problem"]["code"] == "room_full"
+        assert {host.person, guest.person} <= set(made.people.homes["main"].members)
+
+
+# ---- limits that count before anything is awaited ----
+
+
+class Slow(ManySource):
+    async def command(self, room, viewer, name, args):
+        await asyncio.sleep(0.05)
+        return await super().command(room, viewer, name, args)
+
+    def open_room(self, room):
+        time.sleep(0.1)
+        super().open_room(room)
+
+
+@pytest.mark.parametrize("name", ["prompt", "preset", "live"])
+def test_two_who_open_a_room_at_once_are_two(stage, name):
+    made = stage(Slow(()), public=True, limits=Limits(rooms_per_address=1))
+    with made.open() as a, made.open() as b:
+        first, second = Person(a), Person(b)
+        for person in (first, second):
+            person.say(t="command", id=1, name=name, args={"text": "a", "name": "ragged"})
+        replies = [person.take("reply")["result"] for person in (first, second)]
+        assert sorted(reply["ok"] for reply in replies) == [False, True] and len(made.source.rooms) == 1
+        assert next(reply for reply in replies if not reply["ok"])["code"] == "rooms_from_here"
+        assert not made.people._opening

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import numpy as np
 
 from viz.layout import MAX_LABELS, label_box
 from viz.theme import MIN_FONT, contrast, table
-from viz.view import BADGES, Frame, ViewState
+from viz.view import BADGES, DOCUMENT_KINDS, Frame, ViewState
 
 HATCHES = (None, "diagonal", "cross", "dots")
 
@@ -29,9 +30,25 @@ def check_frame(frame: Frame, state: ViewState) -> None:
         assert mark.id and mark.text and mark.axes in _pairs(frame), f"{mark}: an id, a text and one of the axes {_pairs(frame)}"
         assert all(map(math.isfinite, (mark.x0, mark.x1, mark.y0, mark.y1))), mark
         assert mark.outline is None or mark.outline in table(), f"{mark}: no such colour in viz/theme.py"
+    check_around(frame)
     check_labels(frame, state)
     check_contrast(frame, state.theme)
     check_reachable(frame, state)
+
+
+def check_around(frame: Frame) -> None:
+    """What an offer gives to the engine is plain and small, and each has a name of one line; documents have a tab each."""
+    ids, titles = [offer.id for offer in frame.offers], [document.title for document in frame.documents]
+    assert len(set(ids)) == len(ids) and len(set(titles)) == len(titles), f"twice the same offer or document: {ids}, {titles}"
+    for offer in frame.offers:
+        labels = [label for label, _ in offer.choices]
+        said = [offer.id, offer.label, *labels]
+        assert all(said) and not any("\n" in text for text in said) and len(set(labels)) == len(labels), (
+            f"{offer}: one name for each choice"
+        )
+        assert json.loads(json.dumps([dict(args) for _, args in offer.choices])), f"{offer}: arguments must be plain"
+    for document in frame.documents:
+        assert document.title and document.text and document.kind in DOCUMENT_KINDS, document
 
 
 def check_contrast(frame: Frame, theme: str) -> None:
@@ -161,5 +178,6 @@ def frame_bytes(frame: Frame) -> bytes:
     arrays = [r.values for r in frame.rasters] + [a for s in frame.series for a in (s.x, s.y, s.base) if a is not None]
     rest = [(r.name, r.x0, r.x1, r.y0, r.y1, r.paints, r.axes) for r in frame.rasters]
     rest += [(s.name, s.kind, s.paint, s.width, s.axes, s.symbol) for s in frame.series]
-    said = repr((frame.view, frame.title, frame.badges, frame.axes, rest, frame.labels, frame.marks, frame.legend, frame.summary))
+    around = (frame.offers, frame.documents)
+    said = repr((frame.view, frame.title, frame.badges, frame.axes, rest, frame.labels, frame.marks, frame.legend, frame.summary, around))
     return said.encode() + b"".join(a.tobytes() for a in arrays)

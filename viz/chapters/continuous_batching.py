@@ -8,7 +8,7 @@ import numpy as np
 
 from engine.trace import Trace
 from viz.chapter import Beat, Chapter, Predict, Said, TryThis
-from viz.moments import begun, chunks, computed, ended, going_on, names, read, reading, writing
+from viz.moments import all_write, begun, chunks, computed, ended, going_on, last_chunk, names, reading, writing
 
 # ---- three together ----
 
@@ -16,10 +16,6 @@ from viz.moments import begun, chunks, computed, ended, going_on, names, read, r
 def _together(trace: Trace, step: int) -> Mapping[str, object]:
     rows = computed(trace, step)
     return {"who": names(trace, rows["seq_id"]), "n": int(rows["num_tokens"].sum())}
-
-
-def _all_write(trace: Trace, step: int) -> bool:
-    return len(going_on(trace, step)) >= 2 and len(writing(trace, step)) == len(computed(trace, step))
 
 
 def _first_out(trace: Trace, step: int) -> Mapping[str, object]:
@@ -58,13 +54,8 @@ def _shares(trace: Trace, asked: int, decided: int) -> Mapping[str, object]:
     return {"who": names(trace, most["seq_id"]), "n": int(most["num_tokens"][0]), "total": int(rows["num_tokens"].sum())}
 
 
-def _in_chunks(trace: Trace, step: int) -> np.void | None:
-    """Whose prompt came to its end in this step, after earlier chunks of it."""
-    return next((w for w in read(trace, step) if w["start"] > w["num_cached"]), None)
-
-
 def _chunked(trace: Trace, step: int) -> Mapping[str, object]:
-    who = int(_in_chunks(trace, step)["seq_id"])
+    who = int(last_chunk(trace, step)["seq_id"])
     rows = chunks(trace, who, step)
     given = trace.rows("tokens", int(rows["step_id"][0]), step)
     first = computed(trace, int(rows["step_id"][0]))["seq_id"]
@@ -110,7 +101,7 @@ CHAPTER = Chapter(
             fields=_together,
         ),
         Beat(
-            f"{_OWN}write", ("batching", "tokens"), until=_all_write,
+            f"{_OWN}write", ("batching", "tokens"), until=all_write,
             predict=Predict(
                 f"{_OWN}write.ask", ("seq",),
                 lambda trace, asked, decided: frozenset(f"seq:{i}" for i in ended(trace, decided)),
@@ -138,13 +129,13 @@ CHAPTER = Chapter(
         ),
         Beat(
             f"{_OWN}chunks", ("batching", "tokens"),
-            until=lambda trace, step: _in_chunks(trace, step) is not None,
-            select=lambda trace, step: f"seq:{int(_in_chunks(trace, step)['seq_id'])}",
+            until=lambda trace, step: last_chunk(trace, step) is not None,
+            select=lambda trace, step: f"seq:{int(last_chunk(trace, step)['seq_id'])}",
             fields=_chunked,
         ),
         Beat(
             f"{_OWN}static", ("batching",),
-            until=lambda trace, step: _in_chunks(trace, step) is not None,
+            until=lambda trace, step: last_chunk(trace, step) is not None,
             fields=_chunked,
             try_this=TryThis(f"{_OWN}static.try", "batching", "static"),
             compare=("batching", "continuous", "static"),

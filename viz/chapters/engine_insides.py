@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
-
 from engine.trace import Trace
 from viz.chapter import Beat, Chapter, Predict, Said, TryThis
-from viz.moments import begun, computed, end_of, ended, going_on, grown, names, reading, resumed, victims, writing
+from viz.moments import begun, computed, end_of, ended, grown, long_prompt, names, reading, resumed, victims, writing
 from viz.select import prompt_len
 from viz.theme import duration
 from viz.views.engine_map import CLOCKS
@@ -27,15 +25,8 @@ def _given(trace: Trace, step: int) -> Mapping[str, object]:
     return {"who": names(trace, [seq_id]), "page": page, "free": pool.num_free, "total": pool.num_pages}
 
 
-def _chunk(trace: Trace, step: int) -> np.void | None:
-    """A prompt that is too long to end in the next step either, beside others that write and go on."""
-    rows = reading(trace, step, left=int(trace.step(step).step["token_budget"]) + 1)
-    others = np.isin(writing(trace, step)["seq_id"], going_on(trace, step)["seq_id"])
-    return rows[0] if len(rows) and others.any() else None
-
-
 def _dealt(trace: Trace, step: int) -> Mapping[str, object]:
-    work, budget = _chunk(trace, step), int(trace.step(step).step["token_budget"])
+    work, budget = long_prompt(trace, step), int(trace.step(step).step["token_budget"])
     return {
         "who": names(trace, [work["seq_id"]]), "n": int(work["num_tokens"]), "budget": budget,
         "others": names(trace, writing(trace, step)["seq_id"]),
@@ -144,7 +135,7 @@ CHAPTER = Chapter(
         ),
         Beat(
             f"{_OWN}deal", ("engine_map", "batching"),
-            until=lambda trace, step: _chunk(trace, step) is not None,
+            until=lambda trace, step: long_prompt(trace, step) is not None,
             fields=_dealt,
             predict=Predict(
                 f"{_OWN}deal.ask", ("box",),

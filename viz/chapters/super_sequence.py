@@ -8,7 +8,7 @@ import numpy as np
 
 from engine.trace import Trace
 from viz.chapter import Beat, Chapter, Predict, TryThis
-from viz.moments import begun, computed, end_of, going_on, longest, names, read, reading, work_of, writing
+from viz.moments import all_write, begun, computed, end_of, going_on, last_chunk, long_prompt, longest, names, work_of
 
 # ---- prompts end to end ----
 
@@ -46,10 +46,6 @@ def _saw(trace: Trace, asked: int, decided: int) -> Mapping[str, object]:
     return {"who": names(trace, [seq_id]), "n": end_of(work_of(trace, decided, seq_id))}
 
 
-def _all_write(trace: Trace, step: int) -> bool:
-    return len(computed(trace, step)) >= 2 and len(writing(trace, step)) == len(computed(trace, step))
-
-
 def _one_row_each(trace: Trace, step: int) -> Mapping[str, object]:
     rows = computed(trace, step)
     work = longest(rows)
@@ -59,22 +55,17 @@ def _one_row_each(trace: Trace, step: int) -> Mapping[str, object]:
 # ---- a chunk beside single tokens ----
 
 
-def _chunk(trace: Trace, step: int) -> np.void | None:
-    """A prompt that is too long to end in the next step either, beside others that write."""
-    rows = reading(trace, step, left=int(trace.step(step).step["token_budget"]) + 1)
-    return rows[0] if len(rows) and len(writing(trace, step)) else None
-
-
 def _mixed(trace: Trace, step: int) -> Mapping[str, object]:
-    work = _chunk(trace, step)
+    work = long_prompt(trace, step)
     total = int(computed(trace, step)["num_tokens"].sum())
     return {"who": names(trace, [work["seq_id"]]), "n": int(work["num_tokens"]), "total": total}
 
 
 def _without_token(trace: Trace, asked: int, decided: int) -> frozenset[str]:
+    """The rows, in the step that was asked about, of those who get none; who joined after it has no rows there."""
     rows = computed(trace, decided)
-    silent = rows["seq_id"][rows["samples"] == 0].tolist()
-    return frozenset(f"query:{i}:{p}" for i in silent for p in range(end_of(work_of(trace, asked, i))) if work_of(trace, asked, i))
+    works = [work_of(trace, asked, i) for i in rows["seq_id"][rows["samples"] == 0].tolist()]
+    return frozenset(f"query:{int(w['seq_id'])}:{p}" for w in works if w is not None for p in range(end_of(w)))
 
 
 def _silent(trace: Trace, asked: int, decided: int) -> Mapping[str, object]:
@@ -82,12 +73,8 @@ def _silent(trace: Trace, asked: int, decided: int) -> Mapping[str, object]:
     return {"who": names(trace, rows["seq_id"][rows["samples"] == 0]), "n": int(rows["num_tokens"][rows["samples"] == 0].sum())}
 
 
-def _last_chunk(trace: Trace, step: int) -> np.void | None:
-    return next((w for w in read(trace, step) if w["start"] > w["num_cached"]), None)
-
-
 def _complete(trace: Trace, step: int) -> Mapping[str, object]:
-    work = _last_chunk(trace, step)
+    work = last_chunk(trace, step)
     budget = int(trace.step(step).step["token_budget"])
     return {"who": names(trace, [work["seq_id"]]), "n": end_of(work), "budget": budget}
 
@@ -129,26 +116,26 @@ CHAPTER = Chapter(
             ),
         ),
         Beat(
-            f"{_OWN}rows", ("mask", "kv_cache"), until=_all_write,
+            f"{_OWN}rows", ("mask", "kv_cache"), until=all_write,
             select=lambda trace, step: f"seq:{int(longest(computed(trace, step))['seq_id'])}",
             fields=_one_row_each,
         ),
         Beat(
             f"{_OWN}mixed", ("mask", "batching"), preset="long",
-            until=lambda trace, step: _chunk(trace, step) is not None,
+            until=lambda trace, step: long_prompt(trace, step) is not None,
             fields=_mixed,
             predict=Predict(f"{_OWN}mixed.ask", ("query",), _without_token, f"{_OWN}mixed.reveal", found=_silent),
         ),
         Beat(
             f"{_OWN}complete", ("mask", "batching"),
-            until=lambda trace, step: _last_chunk(trace, step) is not None,
-            select=lambda trace, step: f"seq:{int(_last_chunk(trace, step)['seq_id'])}",
+            until=lambda trace, step: last_chunk(trace, step) is not None,
+            select=lambda trace, step: f"seq:{int(last_chunk(trace, step)['seq_id'])}",
             fields=_complete,
             try_this=TryThis(f"{_OWN}complete.try", "max_num_batched_tokens", 256),
         ),
         Beat(
             f"{_OWN}unchunked", ("batching",),
-            until=lambda trace, step: _last_chunk(trace, step) is not None,
+            until=lambda trace, step: last_chunk(trace, step) is not None,
             fields=_complete,
             compare=("chunked_prefill", True, False),
         ),

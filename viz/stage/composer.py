@@ -99,23 +99,26 @@ class Composer:
         """The newest state of everything that a viewer looks at, without what it already has."""
         version, stamp, fresh = room.version, room.stamp, viewer.dirty
         viewer.dirty, viewer.seen = False, room.now
-        trace, following, step = self._trace(room.name), viewer.state.step is None, looked_at(viewer, room).step
-        shown = trace.clamp(step)
+        # what the viewer has and looks at now: it may go to another room while this one is drawn
+        sent, state, following = viewer.sent, looked_at(viewer, room), viewer.state.step is None
+        wanted = [(name, state.with_(size=size)) for name, size in viewer.panels]
+        trace = self._trace(room.name)
+        shown = trace.clamp(state.step)
         header: dict[str, object] = {"t": "frames", "seq": viewer.seq, "stamp": stamp, "now": time.time() * 1000}
         header |= {"step": shown, "first": trace.first_step, "last": trace.last_step, "following": following}
-        add_if_new(viewer, header, "status", room.status_json)
+        add_if_new(sent, header, "status", room.status_json)
         for name, part in self._parts.items():
-            add_if_new(viewer, header, name, dumps(part(viewer)))
+            add_if_new(sent, header, name, dumps(part(viewer)))
         arrays: list[np.ndarray] = []
         try:
-            for name, text in (await self._texts(room, version, trace, shown, viewer.state)).items():
-                add_if_new(viewer, header, name, text)
-            await self._add_bins(viewer, room, trace, header, arrays)
+            for name, text in (await self._texts(room, version, trace, shown, state)).items():
+                add_if_new(sent, header, name, text)
+            await self._add_bins(sent, room, trace, header, arrays)
         except Exception as error:
             header["fault"] = f"The bars could not be drawn: {type(error).__name__}: {error}"[:400]
         if fresh or following or time.monotonic() >= viewer.pinned_until:
             viewer.pinned_until = time.monotonic() + PINNED_EVERY
-            await self._add_panels(viewer, version, trace, step, header, arrays)
+            header["panels"] = await self._drawn(sent, wanted, (room.name, version), trace, arrays)
         return encode(header, arrays)
 
     def _trace(self, room: str) -> Trace:
@@ -146,7 +149,7 @@ class Composer:
     async def _at_work(self, function: Callable, *args: object) -> object:
         return await asyncio.get_running_loop().run_in_executor(self._workers, function, *args)
 
-    async def _add_bins(self, viewer: Viewer, room: Room, trace: Trace, header: dict, arrays: list) -> None:
+    async def _add_bins(self, sent: dict[str, str], room: Room, trace: Trace, header: dict, arrays: list) -> None:
         now = time.monotonic()
         if room.bins_version != room.version and now - room.bins_at >= TIMELINE_EVERY:
             room.bins_at, version = now, room.version
@@ -154,8 +157,8 @@ class Composer:
             room.bins_version = version
             room.bins = (digest(repr(facts).encode(), *(b.tobytes() for b in bins)), facts, bins)
         mark, facts, bins = room.bins
-        if mark and viewer.sent.get("timeline") != mark:
-            viewer.sent["timeline"] = mark
+        if mark and sent.get("timeline") != mark:
+            sent["timeline"] = mark
             header["timeline"] = {**facts, "base": len(arrays)}
             arrays += bins
 
@@ -165,20 +168,19 @@ class Composer:
             return None
         return max(room.bins_at + TIMELINE_EVERY - time.monotonic(), 0.0)
 
-    async def _add_panels(self, viewer: Viewer, version: object, trace: Trace, step: int | None, header: dict, arrays: list) -> None:
-        state = viewer.state.with_(step=step, views=())
-        wanted = [(name, state.with_(size=size)) for name, size in viewer.panels]
+    async def _drawn(self, sent: dict[str, str], wanted: list[tuple[str, ViewState]], of: tuple, trace: Trace, arrays: list) -> list[dict]:
+        """Header entries of the wanted panels; their arrays are appended. `of`: the room and its version."""
         entries = []
-        for found in await asyncio.gather(*(self._panel(viewer.room, version, name, trace, at) for name, at in wanted)):
-            entry, own, got = found.message(viewer.sent, len(arrays))
+        for found in await asyncio.gather(*(self._panel(of, name, trace, state) for name, state in wanted)):
+            entry, own, got = found.message(sent, len(arrays))
             arrays += own
-            viewer.sent |= got
+            sent |= got
             entries.append(entry)
-        header["panels"] = entries
+        return entries
 
-    async def _panel(self, room: str, version: object, name: str, trace: Trace, state: ViewState) -> Panel:
+    async def _panel(self, of: tuple, name: str, trace: Trace, state: ViewState) -> Panel:
         """Rendered once for all who ask for the same thing at the same time."""
-        key = (room, version, name, state)
+        key = (*of, name, state)
         task = self._panels.get(key)
         if task is None:
             task = self._panels[key] = asyncio.create_task(self._render(name, trace, state))
@@ -209,7 +211,7 @@ def draw(view: View, trace: Trace, state: ViewState) -> Panel:
         return panel(Frame(view.name, view.title, (), summary=sentence, error=sentence))
 
 
-def add_if_new(viewer: Viewer, header: dict, name: str, text: Json) -> None:
-    if viewer.sent.get(name) != text:
-        viewer.sent[name] = text
+def add_if_new(sent: dict[str, str], header: dict, name: str, text: Json) -> None:
+    if sent.get(name) != text:
+        sent[name] = text
         header[name] = text

@@ -14,7 +14,8 @@ import gzip
 import html
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from importlib.resources import files
 from urllib.parse import quote
@@ -32,6 +33,7 @@ from viz.stage.codec import Json, encode
 from viz.stage.composer import Composer, draw
 from viz.stage.hub import Hub, Refused, failure_of
 from viz.stage.parts import Panel
+from viz.stage.refusal import GONE
 from viz.stage.timeline import timeline
 from viz.stage.viewer import Viewer
 from viz.view import View, ViewState, render
@@ -39,16 +41,18 @@ from viz.view import View, ViewState, render
 MAX_STEPS = 300
 MAX_BYTES = 15_000_000
 PER_MINUTE = 6  # files that one person may have made
+PICTURES_PER_MINUTE, PICTURES_WAITING = 40, 20
 WIDTH, HEIGHT = 1280, 720  # a picture's layout; the browser draws it 1.5 times as large
 
 
-def routes(hub: Hub) -> list[Route]:
-    desk = Desk()
-    paths = {"/glass/figure.json": (_figure, None), "/glass/export": (_export, desk), "/glass/trace.json": (_timeline, desk)}
+def routes(hub: Hub, desk: Desk) -> list[Route]:
+    """`desk`: where all files are made; pictures are quick and have their own."""
+    pictures = Desk(PICTURES_PER_MINUTE, line=PICTURES_WAITING)
+    paths = {"/glass/figure.json": (_figure, pictures), "/glass/export": (_export, desk), "/glass/trace.json": (_timeline, desk)}
     return [Route(path, _bound(hub, *what), methods=["GET"]) for path, what in paths.items()]
 
 
-def _bound(hub: Hub, make: Callable, desk: Desk | None) -> Callable:
+def _bound(hub: Hub, make: Callable, desk: Desk) -> Callable:
     async def bound(request: Request) -> Response:
         return await _answer(hub, request, make, desk)
 
@@ -57,39 +61,58 @@ def _bound(hub: Hub, make: Callable, desk: Desk | None) -> Callable:
 
 @dataclass
 class Desk:
-    """One file at a time: making one takes seconds that an engine on the same cores would miss."""
+    """One file at a time: making one takes seconds that an engine on the same cores would miss.
 
+    Args:
+        per_minute: files that one person may have made.
+        line: how many may wait for their turn; who comes then, or has had enough, is refused.
+    """
+
+    per_minute: int
+    line: int = 0
+    waiting: int = 0
     busy: asyncio.Lock = field(default_factory=asyncio.Lock)
     made: dict[str, deque[float]] = field(default_factory=dict)
 
-    def admit(self, person: str) -> None:
+    @asynccontextmanager
+    async def turn(self, person: str) -> AsyncIterator[None]:
+        """Raises Refused."""
+        self._admit(person)
+        self.waiting += 1
+        try:
+            await self.busy.acquire()
+        finally:
+            self.waiting -= 1
+        try:
+            yield
+        finally:
+            self.busy.release()
+
+    def _admit(self, person: str) -> None:
         now = time.monotonic()
         made = self.made.setdefault(person, deque())
         while made and made[0] < now - 60:
             made.popleft()
-        if self.busy.locked() or len(made) >= PER_MINUTE:
+        if (self.busy.locked() and self.waiting >= self.line) or len(made) >= self.per_minute:
             raise Refused("export_busy", "Files are being made already. Try again in a minute.")
         made.append(now)
         while len(self.made) > 512:
             self.made.pop(next(iter(self.made)))
 
 
-async def _answer(hub: Hub, request: Request, make: Callable, desk: Desk | None) -> Response:
+async def _answer(hub: Hub, request: Request, make: Callable, desk: Desk) -> Response:
     viewer = hub.viewers.get(request.query_params.get("viewer", ""))
     if viewer is None:
-        return JSONResponse({"ok": False, "code": "gone", "sentence": "This page was away too long."}, 404)
+        return JSONResponse(GONE, 404)
     try:
         hub.check(viewer, "export", {})
-        if desk is None:
-            return await asyncio.to_thread(make, hub, viewer, request)
-        desk.admit(viewer.person)
-        async with desk.busy:
+        async with desk.turn(viewer.person):
             return await asyncio.to_thread(make, hub, viewer, request)
     except Exception as error:
         return JSONResponse(failure_of(error), 409)
 
 
-def _whole(request: Request, name: str, low: int, high: int) -> int | None:
+def _asked_int(request: Request, name: str, low: int, high: int) -> int | None:
     text = request.query_params.get(name, "")
     return min(max(int(text), low), high) if text.isascii() and text.isdigit() and len(text) < 10 else None
 
@@ -108,7 +131,7 @@ def _figure(hub: Hub, viewer: Viewer, request: Request) -> Response:
     if view is None:
         raise Refused("unknown_view", "There is no view of that name.")
     trace = hub.source.trace(viewer.room)
-    step = trace.clamp(_whole(request, "step", 0, 2**31 - 1))
+    step = trace.clamp(_asked_int(request, "step", 0, 2**31 - 1))
     footer = request.query_params.get("link", "") or hub.title
     state = viewer.state.with_(step=step, views=(), ranges=(), size=plot_size(WIDTH, HEIGHT, viewer.state.theme, footer))
     text = to_json(render(view, trace, state), viewer.state.theme, WIDTH, HEIGHT, footer)
@@ -132,10 +155,10 @@ def _export(hub: Hub, viewer: Viewer, request: Request) -> Response:
     trace = hub.source.trace(viewer.room)
     if not len(trace):
         raise Refused("nothing_recorded", "Nothing has been recorded yet; run a prompt first.")
-    at = trace.clamp(_whole(request, "step", 0, 2**31 - 1) if "step" in request.query_params else viewer.state.step)
-    chosen = choose(trace, at, _whole(request, "first", 0, 2**31 - 1), _whole(request, "last", 0, 2**31 - 1))
+    at = trace.clamp(_asked_int(request, "step", 0, 2**31 - 1) if "step" in request.query_params else viewer.state.step)
+    chosen = choose(trace, at, _asked_int(request, "first", 0, 2**31 - 1), _asked_int(request, "last", 0, 2**31 - 1))
     panels = [(hub.views[name], size) for name, size in viewer.panels] or [(hub.views[n], (960, 540)) for n in hub.default_views]
-    size = (_whole(request, "width", 320, 3840) or WIDTH, _whole(request, "height", 240, 2160) or HEIGHT)
+    size = (_asked_int(request, "width", 320, 3840) or WIDTH, _asked_int(request, "height", 240, 2160) or HEIGHT)
     film = Film(hub.title, tuple(panels), viewer.state, size)
     every = 1
     while True:

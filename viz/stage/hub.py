@@ -2,7 +2,7 @@
 
 A viewer returns a credit after drawing; only then is the newest state composed for it, so a slow browser skips
 frames and nothing piles up. One core, `receive` and `next`, serves both transports: a WebSocket, and `poll`
-where those are blocked (viz/stage/routes.py, or a Gradio event).
+where those are blocked (viz/stage/routes.py).
 
 The hub owns no records and takes no decision about the engine: it asks a Source and passes commands on. What else
 the stage can do (people, chapters, pins) registers itself: `doors` may refuse to let somebody in, `gates` a command,
@@ -27,7 +27,7 @@ from viz.stage.chips import Slots
 from viz.stage.codec import dumps, encode
 from viz.stage.composer import Caption, Composer, Part, Room, looked_at
 from viz.stage.offers import take_offer
-from viz.stage.refusal import Refused, failure, failure_of
+from viz.stage.refusal import GONE, Refused, failure, failure_of
 from viz.stage.source import ROOM, Landing, Source
 from viz.stage.viewer import MAX_CREDIT, Viewer, changed_state, invite_of, person_of, room_name, wanted_panels
 from viz.view import OFFERED_JOBS, View, ViewState
@@ -36,6 +36,7 @@ Gate = Callable[[Viewer, str, Mapping[str, object]], None]  # raises an error wi
 Door = Callable[[Viewer, str], None]  # may this viewer come into that room? Raises to refuse
 Handler = Callable[[Viewer, Mapping[str, object]], Awaitable[Mapping[str, object]]]
 Watcher = Callable[[Viewer], None]
+Done = Callable[[str, str, Mapping[str, object]], None]  # (room, name, args) of a command
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,8 @@ class HubConfig:
 
     max_fps: float = 30.0
     max_message: int = 65_536  # characters a browser may send at once
+    max_upload: int = 256 << 20  # bytes of a recording that somebody opens
+    local: bool = False  # only this machine can reach the server: only its own names may be the Host of a page
     max_viewers: int = 256
     max_per_address: int | None = None  # viewers of one client address; None: as many as there are
     proxies: int = 0  # trusted ones in front: so many entries of X-Forwarded-For, from the right, are true
@@ -86,12 +89,13 @@ class Hub:
         self.entered: list[Watcher] = []  # told when a viewer has come into a room
         self.left: list[Watcher] = []  # told when one is about to leave it, or has vanished
         self.acted: list[Gate] = []  # told what somebody asks for and no gate refused
+        self.done: list[Done] = []  # told what was asked for in a room and has been done
         self.heard_view: list[Watcher] = []  # told when a viewer looks at something else
         self.composer = Composer(source, self.views, caption, slots, self.parts)
         self.handlers["offer"] = self._take_offer
         self._rooms: dict[str, Room] = {}
+        self._arriving: set[Viewer] = set()  # counted already, in no room yet
         self._tasks: set[asyncio.Task] = set()
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._reaper: asyncio.Task | None = None
 
     # ---- viewers ----
@@ -99,21 +103,25 @@ class Hub:
     async def join(self, said: Mapping[str, object], transport: str, address: str = "") -> Viewer:
         """A new viewer after its hello. Raises an error with a `sentence` when it cannot be taken."""
         self._check_space(address)
-        self._loop = asyncio.get_running_loop()
         viewer = Viewer(transport=transport, person=person_of(said.get("person")), max_fps=self.config.max_fps, address=address)
         viewer.state, viewer.invite = ViewState(views=self.default_views), invite_of(said.get("join"))
-        landing = await self._landing(viewer, said)
-        await self._enter(viewer, landing.room)
-        self.viewers[viewer.id] = viewer
+        self._arriving.add(viewer)  # before anything is awaited: two at once are two
+        try:
+            landing = await self._landing(viewer, said)
+            await self._enter(viewer, landing.room)
+            self.viewers[viewer.id] = viewer
+        finally:
+            self._arriving.discard(viewer)
         self._said_hello(viewer, said)
         viewer.post(encode(self._welcome(viewer) | landing.facts()))
         return viewer
 
     def _check_space(self, address: str) -> None:
-        if len(self.viewers) >= self.config.max_viewers:
+        here = (*self.viewers.values(), *self._arriving)
+        if len(here) >= self.config.max_viewers:
             raise Refused("full", "Too many people are watching. Please try again in a few minutes.")
         most = self.config.max_per_address
-        if most is not None and address and sum(v.address == address for v in self.viewers.values()) >= most:
+        if most is not None and address and sum(v.address == address for v in here) >= most:
             raise Refused("full_address", f"{most} pages are open from your network's address already. Close one of them.", limit=most)
 
     async def leave(self, viewer: Viewer) -> None:
@@ -131,7 +139,7 @@ class Hub:
             return
         await self._enter(viewer, room)
         await self._exit(viewer, before)
-        viewer.sent.clear()
+        viewer.sent = {}  # not cleared: frames of the room before may be on their way and say what they bring
         viewer.state = viewer.state.with_(step=None, selection=None)
         viewer.dirty, viewer.seen = True, None
         viewer.credit = max(viewer.credit, 1)
@@ -193,11 +201,6 @@ class Hub:
                 room.watcher.cancel()
         await _maybe(self.source.viewer_left(name, viewer.person))
 
-    def notify(self, room: str) -> None:
-        """From any thread: there is something new in `room`. Optional; the hub also looks by itself."""
-        if self._loop is not None and room in self._rooms:
-            self._loop.call_soon_threadsafe(self._notified, room)
-
     def _notified(self, name: str) -> None:
         if name in self._rooms:
             self._look(self._rooms[name])
@@ -242,7 +245,7 @@ class Hub:
         viewer.wake.set()
 
     def _said_hello(self, viewer: Viewer, said: Mapping[str, object]) -> None:
-        viewer.sent.clear()
+        viewer.sent = {}
         credit = said.get("credit")
         viewer.credit = min(max(credit, 1), MAX_CREDIT) if type(credit) is int else 1
         self._said_view(viewer, said)
@@ -289,11 +292,19 @@ class Hub:
         """Do what a viewer asks for. A source may answer {"move": room}: then the viewer goes there first and the
         command is said again; {"later": True}: it is said again when the source is ready. Raises refusals."""
         self.check(viewer, name, args)
+        handler = self.handlers.get(name)
+        return await self.perform(viewer, name, args, lambda: handler(viewer, args) if handler else self.ask(viewer, name, args))
+
+    async def perform(self, viewer: Viewer, name: str, args: Mapping[str, object], work: Callable[[], Awaitable]) -> Mapping[str, object]:
+        """Do what no gate refused; who wants to hear of it is told before, and once it is done."""
+        room = viewer.room
         for told in self.acted:
             told(viewer, name, args)
-        if name in self.handlers:
-            return await self.handlers[name](viewer, args)
-        return await self.ask(viewer, name, args)
+        result = await work()
+        if result.get("ok") is not False:
+            for told in self.done:
+                told(room, name, args)
+        return result
 
     async def _take_offer(self, viewer: Viewer, args: Mapping[str, object]) -> Mapping[str, object]:
         """A picture's button: {"view", "id", "choice"}."""
@@ -422,7 +433,7 @@ class Hub:
         viewer = self.viewers.get(viewer_id or "")
         if viewer is None:
             if not say or say[0].get("t") != "hello":
-                return _framed(encode({"t": "error", **failure("gone", "This page was away too long.")}))
+                return _framed(encode({"t": "error", **GONE}))
             try:
                 viewer = await self.join(say.pop(0), "poll", address)
             except Exception as error:
@@ -435,7 +446,7 @@ class Hub:
         if said.get("wait") == 0:  # only says something; answers come with the poll that is waiting
             return b""
         if said.get("seq") != viewer.seq:  # an answer was lost on the way
-            viewer.sent.clear()
+            viewer.sent = {}
             viewer.credit, viewer.dirty = max(viewer.credit, 1), True
         answers = [await self.next(viewer, self.config.long_poll)]
         while viewer.outbox:

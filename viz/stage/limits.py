@@ -16,6 +16,7 @@ from viz.view import OFFERED_JOBS
 
 JOBS = ("probe", "check_kernels", "job", "ladder", "bench", "recompute", "compare", "open_recording", *OFFERED_JOBS)
 MAX_KNOWN = 2000  # persons
+MAX_UPLOAD = 8 << 20  # bytes of a recording that a stranger opens; those that ship have less than 100 KB
 MAX_PER_ADDRESS = 40  # pages of a public server open at one client address: a classroom is behind one
 
 

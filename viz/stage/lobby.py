@@ -9,6 +9,8 @@ the room where it was opened; the engine goes on behind it. Knows no sockets (vi
 from __future__ import annotations
 
 import asyncio
+import itertools
+import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
@@ -23,6 +25,7 @@ MOVES_TO_LIVE = ("prompt", "preset")
 ENDED = "That room has ended. Here is a recording; type a sentence to start a room of your own."
 FIRST_PACE = 4.0  # steps a second of a first prompt
 INTRO = "ragged"  # the preset that plays before anything is typed, and that a first prompt joins
+LANDING_S = 60.0  # a place where nobody has come in by then is given up
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,9 @@ class Lobby:
         self._openers: dict[str, str] = {}  # room → who made it
         self._opening = asyncio.Lock()
         self._fresh: set[str] = set()  # rooms whose first prompt joins the intro's requests
-        self._switches: dict[str, int] = {}
+        self._numbers = itertools.count(1)  # never the same again: pictures are kept by a place's name and version
+        self._switches: dict[str, int] = {}  # place → number of what plays there, or stopped to
+        self._landed: dict[str, float] = {}  # private place that nobody has entered yet → since when
         self._names: dict[str, str] = {}  # place → what a link calls the recording that plays there
 
     # ---- where to ----
@@ -77,8 +82,7 @@ class Lobby:
         trace = await asyncio.to_thread(self.shelf.shipped, INTRO) if self._is_live else self.base.trace(ROOM)
         if trace is None and sentence is not None and self.is_open(ROOM):
             return Landing(ROOM, sentence)
-        self._playing[private] = RecordingSource(Trace() if trace is None else trace)
-        self._names[private] = INTRO if self._is_live else ""
+        self._prepare(private, RecordingSource(Trace() if trace is None else trace), INTRO if self._is_live else "")
         return Landing(private, sentence or "")
 
     async def _land_on_link(self, private: str, person: str, said: Mapping[str, object]) -> Landing:
@@ -92,9 +96,17 @@ class Lobby:
             sentence = "This link has expired: its moment is no longer kept here."
             return Landing(landing.room, sentence, state, {"ok": False, "code": "link_expired", "sentence": sentence})
         trace, state = found
-        self._playing[private] = RecordingSource(trace, playing=False, loop=False)
-        self._names[private] = name
+        self._prepare(private, RecordingSource(trace, playing=False, loop=False), name)
         return Landing(private, "", state)
+
+    def _prepare(self, private: str, source: RecordingSource, name: str) -> None:
+        """For one who is about to come; who never did leaves nothing behind."""
+        now = time.monotonic()
+        for place in [place for place, since in self._landed.items() if now - since > LANDING_S]:
+            self._leave(place)
+        if private not in self._viewers:
+            self._landed[private] = now
+        self._put(private, source, name)
 
     def _linked(self, name: str) -> tuple[Trace, Mapping[str, object]] | None:
         found = self.shelf.pinned(name)
@@ -257,6 +269,7 @@ class Lobby:
             self.base.viewer_joined(room, viewer)
         elif room not in self._playing:
             raise Refused("unknown_room", "That place does not exist any more.")
+        self._landed.pop(room, None)
         self._viewers.setdefault(room, []).append(viewer)
         if room in self._playing:
             self._playing[room].viewer_joined(room, viewer)
@@ -266,9 +279,7 @@ class Lobby:
         if viewer in watching:
             watching.remove(viewer)
         if not watching:
-            self._viewers.pop(room, None)
-            self._stop(room)
-            self._switches.pop(room, None)
+            self._leave(room)
         if room[0] != PRIVATE:
             self.base.viewer_left(room, viewer)
 
@@ -282,7 +293,7 @@ class Lobby:
 
     async def open_recording(self, room: str, viewer: str, name: str, content: bytes) -> dict:
         trace = await asyncio.to_thread(self.shelf.read, content)
-        self._play(room, trace)
+        self._play(room, trace, "")
         return {"ok": True, "steps": len(trace)}
 
     async def play_shipped(self, room: str, preset: str) -> dict:
@@ -290,22 +301,27 @@ class Lobby:
         trace = await asyncio.to_thread(self.shelf.shipped, preset)
         if trace is None:
             raise Refused("no_recording", "There is no recording of this example, and no engine to run it.")
-        self._play(room, trace)
-        self._names[room] = preset
+        self._play(room, trace, preset)
         return {"ok": True, "steps": len(trace)}
 
-    def _play(self, room: str, trace: Trace) -> None:
-        source = RecordingSource(trace)
+    def _play(self, room: str, trace: Trace, name: str) -> None:
+        if room in self._viewers:  # whoever asked for it may have left meanwhile
+            self._put(room, RecordingSource(trace), name)
+
+    def _put(self, room: str, source: RecordingSource, name: str) -> None:
         for watching in self._viewers.get(room, ()):
             source.viewer_joined(room, watching)
-        self._playing[room] = source
-        self._names.pop(room, None)
-        self._switches[room] = self._switches.get(room, 0) + 1
+        self._playing[room], self._names[room], self._switches[room] = source, name, next(self._numbers)
 
     def _stop(self, room: str) -> None:
         self._names.pop(room, None)
         if self._playing.pop(room, None) is not None:
-            self._switches[room] = self._switches.get(room, 0) + 1
+            self._switches[room] = next(self._numbers)
+
+    def _leave(self, room: str) -> None:
+        """Nobody is there any more."""
+        for known in (self._viewers, self._landed, self._playing, self._names, self._switches):
+            known.pop(room, None)
 
     def _of(self, room: str) -> Source:
         return self._playing.get(room, self.base)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from viz.stage.codec import Json, as_array, dumps
-from viz.view import Frame, Paint, Raster, Series
+from viz.view import Frame, Offer, Paint, Raster, Series
 
 MAX_TEXT = 400  # characters of one label or mark that travel; the whole text of a request has its own view
 MAX_DOCUMENT = 60_000  # characters of one document
@@ -64,12 +64,12 @@ def panel(frame: Frame) -> Panel:
         {
             "title": frame.title,
             "badges": [{"kind": b.kind, "text": b.text[:MAX_TEXT]} for b in frame.badges],
-            "axes": {name: _strict(axis) for name, axis in frame.axes.items()},
+            "axes": {name: dict(axis) for name, axis in frame.axes.items()},
             "rasters": rasters,
             "series": series,
             "legend": [_paint(p) for p in frame.legend],
             "error": frame.error[:MAX_TEXT],
-            "offers": [{"id": o.id, "label": _cut(o.label), "choices": [_cut(c) for c, _ in o.choices], "why": _cut(o.why)} for o in frame.offers],
+            "offers": [_offer(offer) for offer in frame.offers],
         }
     )
     items = dumps(
@@ -94,6 +94,11 @@ def panel(frame: Frame) -> Panel:
 
 def _cut(text: str) -> str:
     return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"
+
+
+def _offer(offer: Offer) -> dict[str, object]:
+    """Without its arguments: those stay here."""
+    return {"id": offer.id, "label": _cut(offer.label), "choices": [_cut(text) for text, _ in offer.choices], "why": _cut(offer.why)}
 
 
 def _paint(paint: Paint) -> dict[str, object]:
@@ -126,8 +131,3 @@ def _series(series: Series, arrays: list[np.ndarray]) -> dict[str, object]:
         "axes": series.axes,
         "symbol": series.symbol,
     }
-
-
-def _strict(axis: Mapping[str, object]) -> dict[str, object]:
-    """A Plotly axis as plain JSON: numpy numbers become numbers, a NaN raises here and not in the browser."""
-    return dict(axis)

@@ -19,9 +19,11 @@ import contextlib
 import itertools
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
+from functools import partial
 
 from viz.stage.hub import Hub, Refused
 from viz.stage.limits import Limits, Meter
@@ -29,10 +31,11 @@ from viz.stage.names import person_name
 from viz.stage.viewer import Viewer
 from viz.view import ViewState
 
-OWN = ("theme", "language", "size", "source", "camera")  # what a follower keeps to himself
+OWN = ("theme", "language", "size", "source")  # what a follower keeps to himself
 FOLLOWED = tuple(f.name for f in fields(ViewState) if f.name not in OWN)
-FOR_GUESTS = frozenset({"prompt", "abort", "guess", "pin", "export", "copy", "why", "save_recording", "people_accept"})
+FOR_GUESTS = frozenset({"prompt", "abort", "guess", "pin", "export", "save_recording", "people_accept"})
 OPENS_A_ROOM = ("prompt", "preset", "live")
+MAX_MEMBERS = 300  # of one room, those who are away among them
 
 
 class Role(Enum):
@@ -43,10 +46,11 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Seconds. Host away: the room pauses, then somebody else is offered the role."""
+    """Seconds. Host away: the room pauses, then somebody else is offered the role. Others who are away are forgotten."""
 
     pause_after: float = 60.0
     offer_after: float = 300.0
+    forget_after: float = 600.0
     tick: float = 1.0
 
 
@@ -61,6 +65,7 @@ class Member:
     role: Role
     name: str
     key: str
+    left_at: float  # or when it was let in
     viewers: list[Viewer] = field(default_factory=list)
     pending: int = 0  # prompts on their way to the engine
 
@@ -118,6 +123,7 @@ class People:
         self.homes: dict[str, Home] = {}
         self._keys = itertools.count(1)
         self._opened_from: dict[str, str] = {}  # room → address
+        self._opening: Counter[tuple[str, str]] = Counter()  # (address, person) → commands under way that may open a room
         self._ticker: asyncio.Task | None = None
         hub.doors.append(self.door)
         hub.gates.append(self.gate)
@@ -125,7 +131,7 @@ class People:
         hub.left.append(self.left)
         hub.heard_view.append(self.heard_view)
         hub.parts["people"] = self.part
-        hub.handlers["prompt"] = self.prompt
+        hub.handlers |= {"prompt": self.prompt, "preset": partial(self.open_with, "preset"), "live": partial(self.open_with, "live")}
         for name in ("remove", "lock", "hide", "offer", "accept", "claim"):
             hub.handlers[f"people_{name}"] = getattr(self, f"do_{name}")
 
@@ -144,7 +150,7 @@ class People:
 
     def _welcome(self, home: Home, person: str, role: Role) -> Member:
         taken = {m.name for m in home.members.values()}
-        member = home.members[person] = Member(person, role, person_name(taken), f"g{next(self._keys)}")
+        member = home.members[person] = Member(person, role, person_name(taken), f"g{next(self._keys)}", self._clock())
         return member
 
     # ---- doors ----
@@ -165,7 +171,27 @@ class People:
             )
         if home.no_newcomers:
             raise Refused("room_locked", "The host has closed this room to newcomers. Ask the host to open it again.")
+        self._make_space(home)
         self._welcome(home, viewer.person, role)
+
+    def _make_space(self, home: Home) -> None:
+        """Forget who has been away for longest, where a room has too many members. Raises Refused."""
+        if len(home.members) < MAX_MEMBERS:
+            return
+        away = [m for m in home.members.values() if self._may_be_forgotten(home, m)]
+        if not away:
+            raise Refused("room_full", "Too many people are in this room. Try again later, or start your own room.")
+        self._forget(home, min(away, key=lambda m: m.left_at))
+
+    def _may_be_forgotten(self, home: Home, member: Member) -> bool:
+        """Who is away and neither keeps the host's role nor waits for an answer."""
+        keeps = member.role is Role.HOST and not home.open_to_all
+        return not (member.is_here or keeps or member.pending or self._live(home, member))
+
+    def _forget(self, home: Home, member: Member) -> None:
+        del home.members[member.person]
+        home.offered = None if home.offered == member.person else home.offered
+        self._changed(home)
 
     def _role_without_link(self, home: Home) -> Role | None:
         """A claimed room that was left alone for long is everybody's again."""
@@ -191,6 +217,7 @@ class People:
             for member in home.members.values():
                 if viewer in member.viewers and (viewer.gone or viewer.room != home.name):
                     member.viewers.remove(viewer)
+                    member.left_at = self._clock()
                     home.said.pop(viewer.id, None)
                     home.empty_since = None if any(m.is_here for m in home.members.values()) else self._clock()
                     self._changed(home)
@@ -219,6 +246,8 @@ class People:
             raise Refused("not_yours", "Only the host may stop somebody else's request. You can stop your own.")
         if name == "prompt":
             self._check_prompt(home, member)
+            if not self.hub.source.status(home.name).get("live"):  # it would end what the host shows
+                raise Refused("not_live", "The host is showing a recording. You can add a prompt when the room is live again.")
 
     def _check_prompt(self, home: Home, member: Member) -> None:
         if member.role is Role.WATCHER:
@@ -235,16 +264,28 @@ class People:
             return
         is_open = getattr(self.hub.source, "is_open", lambda room: True)
         mine = [r for r, address in self._opened_from.items() if address == viewer.address and r in self.homes and is_open(r)]
-        if len(mine) >= most and not any(viewer.person in self.homes[r].members for r in mine):
+        inside = {person for r in mine for person in self.homes[r].members}
+        coming = {person for address, person in self._opening if address == viewer.address} - inside
+        if viewer.person not in inside | coming and len(mine) + len(coming) >= most:
             raise Refused("rooms_from_here", f"{most} rooms from your network are open already. Join one of them by its link.", limit=most)
 
     def _live(self, home: Home, member: Member) -> frozenset[int]:
         owned = getattr(self.hub.source, "owned", None)
         return frozenset() if owned is None else frozenset(owned(home.name, member.person))
 
+    async def open_with(self, name: str, viewer: Viewer, args: Mapping[str, object]) -> Mapping[str, object]:
+        """What may take its viewer to a new room. That room counts from before it is opened, so that two at once are two."""
+        key = (viewer.address, viewer.person)
+        self._opening[key] += 1
+        try:
+            return await self.hub.ask(viewer, name, args)
+        finally:
+            self._opening[key] -= 1
+            self._opening += Counter()  # drops what is done
+
     async def prompt(self, viewer: Viewer, args: Mapping[str, object]) -> Mapping[str, object]:
         with self._pending(self.member(viewer)):
-            reply = await self.hub.ask(viewer, "prompt", args)
+            reply = await self.open_with("prompt", viewer, args)
         member = self.member(viewer)
         if reply.get("queued") and reply.get("name") and member is not None and member.role is not Role.HOST:
             return {
@@ -343,12 +384,12 @@ class People:
         if not home.open_to_all:
             raise Refused("has_host", "This room has a host already.")
         self._make_host(home, member)
-        home.claimed = True
         return {"ok": True, "sentence": "You are the host now. Others need a link to prompt.", "code": "you_claimed"}
 
     def _make_host(self, home: Home, member: Member) -> None:
         for other in home.hosts:
             other.role = Role.GUEST
+        home.claimed = home.claimed or home.open_to_all  # such a room is everybody's again when it was left alone
         member.role, home.open_to_all = Role.HOST, False
         home.offered, home.away_since, home.paused_for, home.lead = None, None, False, None
         home.said.clear()
@@ -432,7 +473,7 @@ class People:
             for home in tuple(self.homes.values()):
                 with contextlib.suppress(Exception):
                     await self._look_after(home)
-            self._forget()
+            self._tidy()
 
     async def _look_after(self, home: Home) -> None:
         here = [m for m in home.members.values() if m.is_here]
@@ -453,8 +494,13 @@ class People:
             home.offered = here[0].person
             self._changed(home)
 
-    def _forget(self) -> None:
-        """Rooms that have ended."""
+    def _tidy(self) -> None:
+        """Forget members who are away, and rooms that have ended."""
+        late = self._clock() - self.times.forget_after
+        for home in self.homes.values():
+            for member in tuple(home.members.values()):
+                if member.left_at < late and self._may_be_forgotten(home, member):
+                    self._forget(home, member)
         is_open = getattr(self.hub.source, "is_open", None)
         for name, home in tuple(self.homes.items()):
             if is_open is not None and not is_open(name) and not any(m.is_here for m in home.members.values()):

@@ -3,7 +3,8 @@
 A pin must show the picture that its maker saw. Views look back (slots of the last hundred steps, finished requests,
 a request's whole life), so a pin keeps as much of the run before its steps as fits, the tokens so far, the pool as it
 was, and each request's hue. What is kept are bytes, checked like a stranger's file when they are opened. Pins live as
-long as the server: no name ever reaches a file system. Rejected: keeping the Trace (it would hold all of a run).
+long as the server, or until the host hides the text of a request that is in them: no name ever reaches a file system.
+Rejected: keeping the Trace (it would hold all of a run).
 """
 
 from __future__ import annotations
@@ -41,9 +42,13 @@ class PinConfig:
 
 @dataclass(frozen=True, slots=True)
 class Pin:
+    """A kept moment. `room` and `requests`: whose texts are in it."""
+
     packed: bytes
     state: Mapping[str, object]
     digest: bytes
+    room: str
+    requests: frozenset[int]
 
 
 class Pins:
@@ -92,12 +97,14 @@ class Pins:
         while len(self._made) > 512:
             self._made.popitem(last=False)
 
-    def keep(self, trace: Trace, step: int, state: Mapping[str, object]) -> str:
-        """The name of a link to a step of a trace. Takes a moment: not for an event loop. Raises Refused."""
+    def keep(self, trace: Trace, step: int, state: Mapping[str, object], room: str = "") -> str:
+        """The name of a link to a step of a room's trace. Takes a moment: not for an event loop. Raises Refused."""
         for part in self._parts(trace, step):
             packed = zlib.compress(self._encode(part), 3)
             if len(packed) <= self.config.max_bytes:
-                return self._store(Pin(packed, dict(state), hashlib.blake2b(packed + repr(state).encode("utf-8", "replace")).digest()))
+                digest = hashlib.blake2b(packed + repr((room, state)).encode("utf-8", "replace")).digest()
+                requests = frozenset(info.request_id for info in part.sequences.values())
+                return self._store(Pin(packed, dict(state), digest, room, requests))
         raise Refused("pin_too_large", "This moment is too large to keep for a link. Save a recording instead.")
 
     def _parts(self, trace: Trace, step: int) -> Iterator[Trace]:
@@ -122,6 +129,13 @@ class Pins:
             while len(self._pins) > self.config.most:
                 self._pins.popitem(last=False)
         return name
+
+    def drop(self, room: str, request: int) -> None:
+        """Links to moments of a room with this request in them lead nowhere any more."""
+        with self._lock:
+            for name, pin in tuple(self._pins.items()):
+                if pin.room == room and request in pin.requests:
+                    del self._pins[name]
 
     # ---- opening ----
 
@@ -155,8 +169,13 @@ def offer_links(hub: Hub, pins: Pins) -> None:
         pins.allow(viewer.person)
         said = args.get("state")
         state = changed_state(viewer.state, said if isinstance(said, Mapping) else {}, hub.views).with_(step=shown)
-        return {"ok": True, "rec": await asyncio.to_thread(pins.keep, trace, shown, plain(state)), "step": shown}
+        return {"ok": True, "rec": await asyncio.to_thread(pins.keep, trace, shown, plain(state), viewer.room), "step": shown}
 
+    def hid(room: str, name: str, args: Mapping[str, object]) -> None:
+        if name == "people_hide" and args.get("on") is not False and type(args.get("request_id")) is int:
+            pins.drop(room, args["request_id"])
+
+    hub.done.append(hid)
     hub.handlers["pin"] = pin
     hub.offers["link"] = pin
 

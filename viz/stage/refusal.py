@@ -23,3 +23,6 @@ def failure_of(error: Exception) -> dict[str, object]:
 
 def failure(code: str, sentence: str, fields: Mapping[str, object] | None = None) -> dict[str, object]:
     return {"ok": False, "code": code, "sentence": sentence, **({"fields": dict(fields)} if fields else {})}
+
+
+GONE = failure("gone", "This page was away too long.")

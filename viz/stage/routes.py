@@ -15,6 +15,7 @@ from collections.abc import Callable
 from functools import cache
 from importlib.metadata import version
 from importlib.resources import files
+from ipaddress import ip_address
 from urllib.parse import quote, urlsplit
 
 from starlette.datastructures import Headers
@@ -26,47 +27,59 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 from viz.calculator import calculator
 from viz.stage import export, page
 from viz.stage.codec import encode
-from viz.stage.hub import Hub, failure, failure_of, parse
+from viz.stage.hub import Hub, Refused, failure_of, parse
+from viz.stage.refusal import GONE, failure
 from viz.stage.viewer import Viewer
 
-MAX_RECORDING = 256 << 20
 HELLO_SECONDS = 10.0
-GONE = failure("gone", "This page was away too long.")
+UPLOAD_SECONDS = 60.0  # what takes longer is given up: nobody else can open a recording meanwhile
 
 
 def routes(hub: Hub, *, with_page: bool = False) -> list[BaseRoute]:
     """What an application mounts. `with_page` adds the standalone page at /glass/ (a server without Gradio)."""
+    desk, uploads = export.Desk(export.PER_MINUTE), asyncio.Lock()
     found: list[BaseRoute] = [
         WebSocketRoute("/glass/ws", lambda ws: _socket(hub, ws), name="glass-ws"),
         Route("/glass/poll", _of(hub, _poll), methods=["POST"]),
         Route("/glass/static/{name}", _static, methods=["GET"]),
         Route("/glass/plotly.min.js", _plotly, methods=["GET"]),
         Route("/glass/calculator", _of(hub, _calculator), methods=["GET"]),
-        Route("/glass/recording", _of(hub, _save), methods=["GET"]),
-        Route("/glass/recording", _of(hub, _open), methods=["POST"]),
-        *export.routes(hub),
+        Route("/glass/recording", _of(hub, _save, desk), methods=["GET"]),
+        Route("/glass/recording", _of(hub, _open, uploads), methods=["POST"]),
+        *export.routes(hub, desk),
     ]
     if with_page:
         found.append(Route("/glass/", lambda _: HTMLResponse(page.standalone_page(hub.title)), methods=["GET"]))
     return found
 
 
-def _of(hub: Hub, handler: Callable) -> Callable:
+def _of(hub: Hub, handler: Callable, *more: object) -> Callable:
     async def bound(request: Request) -> Response:
-        return await handler(hub, request)
+        return await handler(hub, request, *more)
 
     return bound
 
 
-def same_host(connection: HTTPConnection) -> bool:
+def same_host(connection: HTTPConnection, local: bool = False) -> bool:
     """A browser's Origin must be the host that it talks to, under whatever name the proxy in front gives it (a Space tells
-    its own); tools that send none are let in."""
+    its own); tools that send none are let in. `local`: that host must be this machine by its own name, or a stranger's
+    page could have its name lead here and be of the same host."""
+    if local and not is_local(connection.headers.get("host", "")):
+        return False
     origin = connection.headers.get("origin")
     if not origin or origin == "null":
         return origin is None
     forwarded = connection.headers.get("x-forwarded-host", "").split(",")[0].strip()
     names = {connection.headers.get("host", ""), forwarded, *os.environ.get("SPACE_HOST", "").split(",")}
     return urlsplit(origin).netloc.lower() in {name.strip().lower() for name in names} - {""}
+
+
+def is_local(host: str) -> bool:
+    """Whether a host, with a port or without, is this machine by a name that cannot be given to another."""
+    with contextlib.suppress(ValueError):
+        name = host if host.count(":") > 1 and host[:1] != "[" else urlsplit(f"//{host}").hostname or ""
+        return name == "localhost" or ip_address(name).is_loopback
+    return False
 
 
 def address_of(connection: HTTPConnection, proxies: int = 0) -> str:
@@ -81,7 +94,7 @@ def address_of(connection: HTTPConnection, proxies: int = 0) -> str:
 
 
 async def _socket(hub: Hub, ws: WebSocket) -> None:
-    if not same_host(ws):
+    if not same_host(ws, hub.config.local):
         return await ws.close(1008)
     await ws.accept()
     viewer: Viewer | None = None
@@ -123,7 +136,7 @@ async def _send(hub: Hub, ws: WebSocket, viewer: Viewer) -> None:
 
 
 async def _poll(hub: Hub, request: Request) -> Response:
-    if not same_host(request):
+    if not same_host(request, hub.config.local):
         return Response(status_code=403)
     body = await _body(request, 4 * hub.config.max_message)
     if body is None:
@@ -155,7 +168,7 @@ async def _calculator(hub: Hub, request: Request) -> Response:
 # ---- recordings ----
 
 
-async def _save(hub: Hub, request: Request) -> Response:
+async def _save(hub: Hub, request: Request, desk: export.Desk) -> Response:
     viewer = hub.viewers.get(request.query_params.get("viewer", ""))
     save = getattr(hub.source, "save_recording", None)
     if viewer is None:
@@ -164,28 +177,46 @@ async def _save(hub: Hub, request: Request) -> Response:
         return JSONResponse(failure("nothing_to_save", "There is nothing to save here."), 404)
     try:
         hub.check(viewer, "save_recording", {})
-        name, content = await save(viewer.room, viewer.id)
+        async with desk.turn(viewer.person):
+            name, content = await save(viewer.room, viewer.id)
     except Exception as error:
         return JSONResponse(failure_of(error), 409)
     headers = {"content-disposition": f"attachment; filename*=UTF-8''{quote(name)}", "cache-control": "no-store"}
     return Response(content, media_type="application/octet-stream", headers=headers)
 
 
-async def _open(hub: Hub, request: Request) -> Response:
+async def _open(hub: Hub, request: Request, uploads: asyncio.Lock) -> Response:
+    """Who may not, or has to wait, is refused before the file is read."""
     viewer = hub.viewers.get(request.query_params.get("viewer", ""))
     take = getattr(hub.source, "open_recording", None)
     if viewer is None:
         return JSONResponse(GONE, 404)
-    if take is None or not same_host(request):
+    if take is None or not same_host(request, hub.config.local):
         return JSONResponse(failure("cannot_open", "A recording cannot be opened here."), 404)
-    content = await _body(request, MAX_RECORDING)
-    if content is None:
-        return JSONResponse({"ok": False, "code": "too_large", "sentence": "The file is larger than 256 MiB."}, 413)
+    name, room = request.query_params.get("name", "")[:200], viewer.room
     try:
         hub.check(viewer, "open_recording", {})
-        return JSONResponse(await take(viewer.room, viewer.id, request.query_params.get("name", "")[:200], content))
+        if uploads.locked():
+            raise Refused("upload_busy", "Somebody is opening a recording just now. Try again in a moment.")
+        async with uploads:
+            content = await _upload(request, hub.config.max_upload)
+            if viewer.gone or viewer.room != room:
+                return JSONResponse(GONE, 404)
+            return JSONResponse(await hub.perform(viewer, "open_recording", {}, lambda: take(room, viewer.id, name, content)))
     except Exception as error:
-        return JSONResponse(failure_of(error), 409)
+        return JSONResponse(failure_of(error), 413 if getattr(error, "code", "") == "too_large" else 409)
+
+
+async def _upload(request: Request, limit: int) -> bytes:
+    """Raises Refused."""
+    try:
+        content = await asyncio.wait_for(_body(request, limit), UPLOAD_SECONDS)
+    except TimeoutError:
+        raise Refused("upload_slow", "The file took too long to arrive. Try again over a faster network.") from None
+    if content is None:
+        most = limit >> 20
+        raise Refused("too_large", f"The file is larger than {most} MiB. Save fewer steps.", limit=most)
+    return content
 
 
 # ---- files ----

@@ -37,7 +37,11 @@ class Landing:
 
 @runtime_checkable
 class Source(Protocol):
-    """Records and commands of every room. `room` is a short name, `viewer` the secret name of one tab (a person)."""
+    """Records and commands of every room. `room` is a short name, `viewer` the secret name of one tab (a person).
+
+    Where status()["recording"] says so, it also has `async save_recording(room, viewer)`, which gives (file name,
+    content), and `async open_recording(room, viewer, name, content)`, which answers as command() does.
+    """
 
     def trace(self, room: str) -> Trace:
         """An immutable snapshot."""
@@ -68,16 +72,6 @@ class Source(Protocol):
 
     def viewer_left(self, room: str, viewer: str) -> None:
         """Also for a browser that vanished; the last one to leave lets the source end the room's requests."""
-
-
-class RecordingStore(Protocol):
-    """Optional methods of a Source: status()["recording"] says which of them the page offers."""
-
-    async def save_recording(self, room: str, viewer: str) -> tuple[str, bytes]:
-        """(file name, content). May raise an error with a `sentence`."""
-
-    async def open_recording(self, room: str, viewer: str, name: str, content: bytes) -> dict:
-        """A reply like command()'s. `content` is a stranger's file."""
 
 
 @dataclass

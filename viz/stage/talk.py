@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from engine.trace import Trace
-from viz.chapter import Beat, Chapter, Predict, say
+from viz.chapter import Beat, Chapter, Predict, TryThis, say
 from viz.stage.walk import Walk
 from viz.words.catalogue import words
 
@@ -68,6 +68,7 @@ class Talk:
     step: int | None = None
     select: str | None = None
     linked: bool = False
+    replaced: bool = False  # the run that the places were found in has ended for another one (viz/chapter.py TryThis)
     task: asyncio.Task | None = None
     walk: Walk | None = None
 
@@ -82,6 +83,18 @@ class Talk:
     @property
     def begins_a_run(self) -> bool:
         return self.beat == 0 or self.now.preset is not None
+
+    @property
+    def offer(self) -> TryThis | None:
+        """What may be tried here and now: only an engine can."""
+        fits = self.place is not None and not self.place.missed and not self.recorded and self.phase in ("here", "revealed")
+        return self.now.try_this if fits else None
+
+    def forget_run(self) -> None:
+        """This beat's run must be run again: its places are no longer on the way."""
+        first = max((i for i in range(self.beat + 1) if self.chapter.beats[i].preset), default=0)
+        for beat in range(first, len(self.chapter.beats)):
+            self.places.pop((self.chapter.name, beat), None)
 
     def show(self, step: int | None, views: tuple[str, ...], select: str | None) -> None:
         self.serial += 1
@@ -123,9 +136,8 @@ def tell(talk: Talk, person: str, language: str) -> dict[str, object]:
         told["sentence"] = say(talk.chapter, talk.now.text, place.fields, language)
     if talk.phase in ("asked", "revealed"):
         told["predict"] = _asked(talk, place, person, language)
-    offer = talk.now.try_this
-    if offer is not None and not place.missed and talk.phase != "going" and not talk.recorded:
-        told["try"] = {"text": t(offer.text), "knob": offer.knob, "value": offer.value}
+    if talk.offer is not None:
+        told["try"] = {"text": t(talk.offer.text), "knob": talk.offer.knob, "value": talk.offer.value}
     return told
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from engine.trace import Trace
+from viz.select import admitted
 
 MAX_BINS = 512
 JOIN, FINISH, PREEMPT, FAILED = 1, 2, 4, 8
@@ -31,9 +32,8 @@ def timeline(trace: Trace, bins: int = MAX_BINS) -> tuple[dict[str, object], lis
     load = np.zeros(bins)
     np.maximum.at(load, _bin(np.arange(span), span, bins), np.sqrt(np.clip(share, 0, 1)))
     flags = np.zeros(bins, np.uint8)
-    joins = works["step_id"][(works["start"] == works["num_cached"]) & (works["resumed"] == 0)]
     for ids, flag in (
-        (joins, JOIN),
+        (admitted(works)["step_id"], JOIN),
         (trace.finishes["step_id"], FINISH),
         (trace.preempts["step_id"], PREEMPT),
         (steps["step_id"][steps["failed"] > 0], FAILED),

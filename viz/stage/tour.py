@@ -20,8 +20,9 @@ from viz.stage.viewer import Viewer
 from viz.stage.walk import NO_ENGINE, SLOWLY, Left, Ours, Speed, Walk
 from viz.words.catalogue import words
 
-ENDS = ("preset", "live")  # commands of a person that leave the chapter
-TAKES_OVER = ("play", "pause", "step", "seek", "prompt", "abort", "restart")  # that end a walk, not the chapter
+ENDS = ("preset", "live", "open_recording")  # commands of a person that leave the chapter once they are done
+TAKES_OVER = (*ENDS, "play", "pause", "step", "seek", "prompt", "abort", "restart")  # that end a walk, not the chapter
+FOR_GUESTS = ("prompt", "abort")  # of these, what others may say without taking over
 MAX_GUESSES = 1000  # a beat
 KEPT_S = 30.0  # a talk whose room is empty: a reload comes back within it
 ENGINE_GONE = ("engine_not_ready", "engine_dead", "no_answer")
@@ -37,9 +38,13 @@ class Tour:
     def __init__(self, hub: Hub, chapters: Mapping[str, Chapter], speed: Speed = SLOWLY) -> None:
         self._hub, self._chapters, self._speed = hub, dict(chapters), speed
         self._talks: dict[str, Talk] = {}
-        hub.handlers |= {"chapter": self._said_chapter, "beat": self._said_beat, "guess": self._said_guess, "chapter_end": self._said_end}
+        hub.handlers |= {
+            "chapter": self._said_chapter, "beat": self._said_beat, "guess": self._said_guess, "chapter_try": self._said_try,
+            "chapter_end": self._said_end,
+        }  # fmt: skip
         hub.parts |= {"tour": self._told, "chapters": self._contents}
         hub.acted.append(self._overheard)
+        hub.done.append(self._left_by)
         hub.left.append(self._emptied)
 
     # ---- what people say ----
@@ -64,7 +69,7 @@ class Tour:
             if talk.walk is not None:
                 talk.walk.hurry.set()
         elif talk.phase == "asked" and not back:
-            self._go(talk, viewer, self._decide)
+            self._go(talk, viewer, self._arrive if talk.replaced else self._decide)
         elif talk.place is None and not back:
             self._go(talk, viewer, self._arrive)
         else:
@@ -109,21 +114,32 @@ class Tour:
         self._hub.touch(viewer.room)
         return {"ok": True}
 
+    async def _said_try(self, viewer: Viewer, args: Mapping[str, object]) -> Mapping[str, object]:
+        """The beat's workload again from its beginning, with the knob that the beat offers."""
+        talk = self._talks.get(viewer.room)
+        if talk is None or talk.offer is None:
+            raise Refused("nothing_to_try", "There is nothing to try here. Go to a beat that offers it.")
+        self._go(talk, viewer, self._try)
+        return {"ok": True}
+
     async def _said_end(self, viewer: Viewer, args: Mapping[str, object]) -> Mapping[str, object]:
         self._end(viewer.room)
         return {"ok": True}
 
     def _overheard(self, viewer: Viewer, name: str, args: Mapping[str, object]) -> None:
-        """Somebody did something by hand."""
+        """Somebody does something by hand."""
         talk = self._talks.get(viewer.room)
-        if talk is None or isinstance(args, Ours):
+        if talk is None or talk.walk is None or name not in TAKES_OVER or isinstance(args, Ours):
             return
-        if name in ENDS:
-            self._end(viewer.room)
-        elif name in TAKES_OVER and talk.walk is not None and (name != "prompt" or viewer is talk.walk.viewer):
+        if name not in FOR_GUESTS or viewer is talk.walk.viewer:
             talk.stop()
             talk.phase = "here"
             self._hub.touch(viewer.room)
+
+    def _left_by(self, room: str, name: str, args: Mapping[str, object]) -> None:
+        """Something has been done by hand; what was refused leaves no chapter."""
+        if name in ENDS and not isinstance(args, Ours):
+            self._end(room)
 
     def _end(self, room: str) -> None:
         talk = self._talks.pop(room, None)
@@ -212,6 +228,9 @@ class Tour:
     async def _arrive(self, talk: Talk) -> None:
         """To the beat where the talk is said to be, over those before it that share its run."""
         target = talk.beat
+        if talk.replaced and not talk.begins_a_run:
+            talk.forget_run()
+        talk.replaced = False
         while talk.beat and not talk.begins_a_run and (talk.chapter.name, talk.beat - 1) not in talk.places:
             talk.beat -= 1
         while True:
@@ -281,6 +300,14 @@ class Tour:
         else:
             await asyncio.to_thread(place.answer, walk.trace, predict, step)
         talk.show(None if step is None else await walk.seek(step), place.views, place.select)
+        self._ask(talk)
+
+    async def _try(self, talk: Talk) -> None:
+        """It plays on by itself; what was found before can still be looked at, and the talk goes on with a run of its own."""
+        place, offer = talk.place, talk.now.try_this
+        talk.replaced = True
+        await talk.walk.start_with(place.run, offer.knob, offer.value)
+        talk.show(None, place.views, None)
         self._ask(talk)
 
     async def _return(self, talk: Talk) -> None:

@@ -102,6 +102,14 @@ class Walk:
         await self.say("pause")
         return 0 if before is None else before + 1
 
+    async def start_with(self, preset: str, knob: str, value: object) -> None:
+        """Begin a workload with a knob turned; it plays on at the walk's pace."""
+        await self.return_to(preset, recorded=False)
+        await self._stand_still()
+        await self.say("preset", name=preset, knobs={knob: value})
+        await self.say("pace", value=self.speed.steps_per_s)
+        await self.say("play")
+
     async def return_to(self, preset: str, recorded: bool) -> None:
         """Make sure that the room shows the run that a moment belongs to."""
         link_of = getattr(self.hub.source, "link_of", None)

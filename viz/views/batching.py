@@ -12,9 +12,9 @@ import numpy as np
 
 from engine.trace import Trace
 from viz.lanes import Cell, Lanes, Run, engine_time, lanes, queue, static_lanes, work_kinds
-from viz.layout import MAX_LABELS, Sheet, message, too_small, visible, wrap
+from viz.layout import MAX_LABELS, Sheet, device_name, message, too_small, visible, wrap
 from viz.select import Identity, identity, live_at, prompt_len
-from viz.theme import NUM_REQUEST_COLORS, duration, percent, request_color
+from viz.theme import HUES, duration, percent, round_up
 from viz.view import Ask, Badge, Frame, Mark, Paint, Raster, Series, View, ViewState
 from viz.words.caption import reason_words
 from viz.words.catalogue import Words, words
@@ -22,10 +22,9 @@ from viz.words.catalogue import Words, words
 WINDOWS = (24, 40, 60)  # steps in the window, as the run grows
 MIN_COLUMN = 10  # px
 MIN_ROW, MAX_ROW = 16, 60
-_HUES = [request_color(i) for i in range(NUM_REQUEST_COLORS)] + [request_color(None)]
 _KINDS = {Cell.DECODE: (None, 1.0), Cell.PREFILL: ("dots", 1.0), Cell.RECOMPUTE: ("cross", 1.0), Cell.HELD: (None, 0.12)}
 _PAINTS = (
-    *(Paint(hue, hatch=hatch, alpha=alpha) for hue in _HUES for hatch, alpha in _KINDS.values()),
+    *(Paint(hue, hatch=hatch, alpha=alpha) for hue in HUES for hatch, alpha in _KINDS.values()),
     Paint("free", hatch="diagonal"),
     Paint("error", hatch="cross"),
 )
@@ -68,7 +67,7 @@ class _Picture:
         self.edges = np.arange(self.first, self.first + self.columns + 1) - 0.5
         if self.timed:
             self.edges = engine_time(trace, self.first, step)
-        self.ends = (0.0, _nice(self.edges[-1])) if self.timed else (self.first - 0.5, self.first + self.columns - 0.5)
+        self.ends = (0.0, round_up(self.edges[-1])) if self.timed else (self.first - 0.5, self.first + self.columns - 0.5)
         self.pixel = (self.ends[1] - self.ends[0]) / (self.right - self.left)  # of the data axes
         self._heights()
 
@@ -176,8 +175,7 @@ class _Picture:
 
     def _raster(self) -> Raster:
         cells, seqs = self.lanes.cells[: self.rows], self.lanes.seqs[: self.rows]
-        known, inverse = np.unique(seqs, return_inverse=True)
-        hue = np.array([self.who.code(int(i)) for i in known], np.int64)[inverse.reshape(seqs.shape)]
+        hue = self.who.codes(seqs)
         kind = np.zeros(len(Cell), np.int64)
         kind[list(_KINDS)] = range(len(_KINDS))
         values = hue * len(_KINDS) + kind[cells]
@@ -192,16 +190,14 @@ class _Picture:
         t = self.t
         found = [Badge("state")]
         if self.timed:
-            device = visible(str(self.trace.meta.get("device") or t("badge.recorded.nowhere")))[:80]
-            found.append(Badge("measured", t("batching.measured", device=device)))
+            found.append(Badge("measured", t("batching.measured", device=device_name(self.trace, t))))
         if self.static:
             found.append(Badge("computed", t("batching.formula")))
         return tuple(found)
 
     def _static_raster(self) -> Raster:
         cells, seqs = self.static.cells, self.static.seqs
-        known, inverse = np.unique(seqs, return_inverse=True)
-        hue = np.array([self.who.code(int(i)) for i in known], np.int64)[inverse.reshape(seqs.shape)]
+        hue = self.who.codes(seqs)
         values = np.where(cells == Cell.DECODE, hue * len(_KINDS), np.where(cells == Cell.IDLE, _IDLE, _CLEAR)).astype(np.uint8)
         lines = np.repeat(values, 4, 0)
         lines[3::4] = _CLEAR
@@ -392,12 +388,6 @@ class _Picture:
         return (*paints, Paint("free", self.t("batching.legend.idle"), "diagonal"))
 
 
-def _nice(value: float) -> float:
-    """A round number not below the value, so that a time axis rarely changes."""
-    power = 10.0 ** np.floor(np.log10(max(value, 1.0)))
-    return float(next(power * k for k in (1, 1.5, 2, 3, 4, 5, 6, 8, 10) if power * k >= value))
-
-
 def summary(trace: Trace, state: ViewState) -> str:
     step, t = trace.clamp(state.step), words(state.language, WORDS)
     found = trace.rows("works", step, step)
@@ -456,7 +446,7 @@ WORDS = {
     "batching.now.failed": "failed",
     "batching.legend.decode": "one token (decode)",
     "batching.legend.prefill": "prompt tokens (prefill)",
-    "batching.legend.recompute": "recomputed after preemption",
+    "batching.legend.recompute": "computed again",
     "batching.legend.held": "keeps its slot, computes nothing",
     "batching.legend.idle": "idle slot",
     "batching.legend.failed": "failed step",

@@ -14,7 +14,7 @@ import numpy as np
 from engine.trace import Trace
 from viz.layout import Sheet, message, too_small
 from viz.select import MAX_STRIPES, PageCells, PageState, identity, padded, page_cells, selected
-from viz.theme import NUM_REQUEST_COLORS, percent, request_color
+from viz.theme import HUES, percent
 from viz.view import Ask, Badge, Frame, Mark, Paint, Raster, Series, View, ViewState
 from viz.words.catalogue import words
 
@@ -22,9 +22,8 @@ ALL = -1
 MAX_CELLS = 192
 MIN_CELL, MAX_WIDE, MAX_HIGH = 32, 112, 56  # px from cell to cell; at least 28 of them are the cell
 MAX_LANE = 56  # px from slab to slab
-_HUES = [request_color(i) for i in range(NUM_REQUEST_COLORS)] + [request_color(None)]
 _WASTE, _CACHED, _PENDING, _FREE, _CLEAR = 7, 8, 9, 10, 255
-_PAINTS = (*map(Paint, _HUES), Paint("waste", hatch="diagonal"), Paint("cached"), Paint("cached", hatch="dots"), Paint("free"))
+_PAINTS = (*map(Paint, HUES), Paint("waste", hatch="diagonal"), Paint("cached"), Paint("cached", hatch="dots"), Paint("free"))
 _OF_STATE = np.array([_FREE, _CACHED, _PENDING, _WASTE], np.uint8)  # by PageState
 _SUB = 6  # raster rows of a cell: divides by one, two and three stripes
 
@@ -133,10 +132,6 @@ class _Picture:
 
     # ---- cells ----
 
-    def _hue_codes(self, owners: np.ndarray) -> np.ndarray:
-        known, inverse = np.unique(owners, return_inverse=True)
-        return np.array([self.who.code(int(i)) for i in known], np.uint8)[inverse.reshape(owners.shape)]
-
     def _cell_raster(self) -> Raster:
         c = self.cells
         group = -(-c.page_size // 32)  # tokens a raster column
@@ -153,7 +148,7 @@ class _Picture:
         held = np.flatnonzero(c.num_owners[1:])
         stripes = np.minimum(c.num_owners[1:][held], MAX_STRIPES)
         which = np.arange(_SUB)[None] * stripes[:, None] // _SUB
-        hue = self._hue_codes(np.take_along_axis(c.owners[1:][held], which, 1))
+        hue = self.who.codes(np.take_along_axis(c.owners[1:][held], which, 1))
         body[held] = np.where(np.arange(inner)[None, None] < filled[held][:, None, None], hue[:, :, None], np.uint8(_WASTE))
         grid = cells.reshape(self.rows, self.columns, _SUB + 1, inner + gap).swapaxes(1, 2)
         grid = np.ascontiguousarray(grid.reshape(self.rows * (_SUB + 1), self.columns * (inner + gap)))
@@ -164,7 +159,7 @@ class _Picture:
         c = self.cells
         values = _OF_STATE[c.state[1:]]
         held = c.num_owners[1:] > 0
-        values[held] = self._hue_codes(c.owners[1:, 0][held])
+        values[held] = self.who.codes(c.owners[1:, 0][held])
         places = self.rows * self.columns * self.per_cell
         padded_values = np.full(places, _CLEAR, np.uint8)
         padded_values[: len(values)] = values

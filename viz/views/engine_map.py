@@ -15,7 +15,7 @@ import numpy as np
 
 from engine.plan import WaitReason
 from engine.trace import WAIT_REASONS, Trace
-from viz.layout import ADVANCE, MAX_LABELS, Sheet, message, text_em, too_small, visible, wrap
+from viz.layout import ADVANCE, MAX_LABELS, Sheet, device_name, message, text_em, too_small, visible, wrap
 from viz.select import identity
 from viz.stepfacts import CLOCKS, Facts, facts
 from viz.theme import count, duration
@@ -83,8 +83,7 @@ class _Picture:
         )  # fmt: skip
 
     def badges(self) -> tuple[Badge, ...]:
-        device = visible(str(self.trace.meta.get("device") or self.t("badge.recorded.nowhere")))[:80]
-        timed = (Badge("measured", self.t("engine_map.measured", device=device)),) if self.is_timed else ()
+        timed = (Badge("measured", self.t("engine_map.measured", device=device_name(self.trace, self.t))),) if self.is_timed else ()
         return Badge("state"), *timed
 
     def legend(self) -> tuple[Paint, ...]:

@@ -14,7 +14,7 @@ from engine.trace import Trace
 from viz.layout import Sheet, framed, message, too_small, wrap
 from viz.life import Life, Row, costs, flops, life, rows_of, spent
 from viz.select import identity, last_works, live_at, selected
-from viz.theme import data_size
+from viz.theme import data_size, round_up
 from viz.view import Ask, Badge, Frame, Mark, Paint, Raster, Series, View, ViewState
 from viz.words.catalogue import Words, words
 
@@ -255,7 +255,7 @@ class _Picture:
     def _chart_axes(self, x0: float, x1: float, top: float, bottom: float, wide: bool) -> tuple[dict, Series]:
         """The bars' axes, and at their left a line with a tick at its labelled end: beside it, or above in a narrow panel."""
         sheet, t, n = self.sheet, self.t, len(self.it.works)
-        largest = _nice(float(self.spent.without[-1]))
+        largest = round_up(float(self.spent.without[-1]))
         steps = _ladder(n)
         text = flops(largest, largest)
         if wide:
@@ -313,12 +313,6 @@ def _ladder(n: int) -> int:
         size += by
         by *= 2 if size == 8 * by else 1
     return size
-
-
-def _nice(value: float) -> float:
-    """A round number not below the value."""
-    power = 10.0 ** np.floor(np.log10(max(value, 1.0)))
-    return float(next(power * k for k in (1, 1.5, 2, 3, 4, 5, 6, 8, 10) if power * k >= value))
 
 
 # ---- sentences ----

@@ -18,7 +18,7 @@ from engine.trace import FINISH_REASONS, Trace
 from viz.lanes import queue
 from viz.layout import ADVANCE, MAX_LABELS, Sheet, framed, message, text_em, too_small, visible
 from viz.select import Token, identity, live_at, newest_tokens, prompt_len, selected, tail
-from viz.theme import NUM_REQUEST_COLORS, request_color
+from viz.theme import HUES
 from viz.view import Ask, Badge, Frame, Mark, Paint, Raster, Series, View, ViewState
 from viz.words.catalogue import words
 
@@ -83,7 +83,7 @@ class _Picture:
         self.trace, self.state, self.step = trace, state, step
         self.t, self.sheet = words(state.language, WORDS), Sheet(state)
         self.who = identity(trace, step, state.selection)
-        self.finishes = {int(f["seq_id"]): f for f in trace.rows("finishes", trace.first_step or 0, step)[-64:]}
+        self.live = set(live_at(trace, step))
         self.works = {int(w["seq_id"]): w for w in trace.rows("works", step, step)}
         sheet = self.sheet
         found = _candidates(trace, state, step)
@@ -93,6 +93,7 @@ class _Picture:
         most = min(max(int(self.area / (3 * self.line)), 1) * self.columns, MAX_CARDS)
         self.hidden = max(len(found) - most, 0)
         self.shown = sorted(found[:most])
+        self.finishes = trace.newest("finishes", self.shown, step)
         per_column = -(-len(self.shown) // self.columns)
         self.card_height = min(self.area / per_column, 7 * self.line)
         self.card_width = (sheet.width - 12 * (self.columns + 1)) / self.columns
@@ -197,9 +198,18 @@ class _Picture:
             reason = "room" if reason == "length" and got < total else reason
             key = "tokens.finished.now" if int(self.finishes[seq_id]["step_id"]) == self.step else "tokens.finished"
             return t(key, n=got, total=total, why=t(f"tokens.why.{reason}"))
+        if self._has_gone(seq_id, got):
+            return t("tokens.ended")
         if work is not None and got == 0:
             return t("tokens.prompt", done=int(work["start"]) + int(work["num_tokens"]), n=prompt)
         return t("tokens.running" if work is not None else "tokens.waiting", n=got, total=total)
+
+    def _has_gone(self, seq_id: int, got: int) -> bool:
+        """It ended in a step that a full ring has dropped: it was there before, and neither computes nor waits."""
+        if seq_id in self.live:
+            return False
+        info, begin = self.trace.sequences.get(seq_id), int(self.trace.steps["start_us"][0])
+        return got > 0 or bool(self.trace.newest("works", (seq_id,), self.step)) or (info is not None and info.arrival_us < begin)
 
     def _options(self, token: Token, most: int) -> str:
         texts = self.trace.token_texts
@@ -248,7 +258,7 @@ class _Picture:
         return None
 
 
-_SWATCHES = (*(Paint(request_color(i)) for i in range(NUM_REQUEST_COLORS)), Paint(request_color(None)))
+_SWATCHES = tuple(map(Paint, HUES))
 
 
 def _is_beginning(piece: Piece) -> bool:
@@ -351,6 +361,7 @@ WORDS = {
     "tokens.waiting": "waits, {n:,} of {total:,} tokens",
     "tokens.finished": "finished: {n:,} of {total:,} tokens, {why}",
     "tokens.finished.now": "finished now: {n:,} of {total:,} tokens, {why}",
+    "tokens.ended": "has ended; how is no longer recorded",
     "tokens.why.stop": "wrote its end",
     "tokens.why.length": "at its limit",
     "tokens.why.room": "out of room",

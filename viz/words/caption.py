@@ -13,6 +13,7 @@ from engine.plan import WaitReason
 from engine.request import FinishReason
 from engine.trace import FINISH_REASONS, WAIT_REASONS, Op, StepTrace, Trace
 from viz.layout import ADVANCE, text_em
+from viz.select import admitted
 from viz.words.catalogue import Words, cut, words
 
 MAX_CAPTION = 110
@@ -104,10 +105,10 @@ def _all_freed(trace: Trace, now: StepTrace, seq_ids: set[int]) -> bool:
 def _joined(trace: Trace, now: StepTrace, t: Words) -> list[str]:
     """Who was admitted: its first work, at position num_cached, or a sample that starts on a shared prompt."""
     works = now.works
-    admitted = works[(works["start"] == works["num_cached"]) & (works["num_recomputed"] == 0) & (works["resumed"] == 0)]
+    joined = admitted(works)
     back = works[works["resumed"] > 0]
-    hits = [w for w in admitted if w["num_cached"] > 0]
-    fresh = [w for w in admitted if w["num_cached"] == 0 and w["start"] == 0]
+    hits = [w for w in joined if w["num_cached"] > 0]
+    fresh = [w for w in joined if w["num_cached"] == 0 and w["start"] == 0]
     facts = []
     for w in hits:
         cached = t("tokens", n=int(w["num_cached"]))

@@ -12,9 +12,11 @@ sentences of them. Rejected: merging every view's words into one table (then a s
 from __future__ import annotations
 
 import importlib
-import importlib.util
+import pkgutil
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
+
+import viz.words
 
 Template = str | tuple[str, str]
 FALLBACK = "en"
@@ -52,24 +54,33 @@ class Words:
 
 def words(language: str, own: Mapping[str, Template] | None = None) -> Words:
     """The catalogue of a language, an unknown one is English; `own` is the English that a view brings along."""
-    name, table, english, ordinal = _catalogue(language)
+    name, table, english, ordinal = _catalogue(_known(language))
     return Words(name, (table, own or {}, english), ordinal)
 
 
 def table(language: str) -> Mapping[str, Template]:
     """Everything that a language's own file says; English for an unknown language."""
-    return _catalogue(language)[1]
+    return _catalogue(_known(language))[1]
+
+
+def _known(language: str) -> str:
+    """The name of a language's file; English where there is none. Whatever is asked for, only these are ever loaded."""
+    name = language.split("-")[0].lower()
+    return name if name in _languages() else FALLBACK
 
 
 @cache
-def _catalogue(language: str) -> tuple[str, Mapping[str, Template], Mapping[str, Template], Callable[[int], str]]:
+def _languages() -> frozenset[str]:
+    """Two letters and WORDS make a language: ui.py is none."""
+    names = [module.name for module in pkgutil.iter_modules(viz.words.__path__) if len(module.name) == 2]
+    return frozenset(name for name in names if hasattr(importlib.import_module(f"viz.words.{name}"), "WORDS"))
+
+
+@cache
+def _catalogue(name: str) -> tuple[str, Mapping[str, Template], Mapping[str, Template], Callable[[int], str]]:
     """(language, its words, the shared English, its ordinal)."""
-    english = importlib.import_module(f"viz.words.{FALLBACK}")
-    name = language.split("-")[0].lower()
-    module = english
-    if name.isascii() and name.isalpha() and len(name) == 2 and importlib.util.find_spec(f"viz.words.{name}"):
-        module = importlib.import_module(f"viz.words.{name}")
-    return name if module is not english else FALLBACK, module.WORDS, english.WORDS, getattr(module, "ordinal", str)
+    module, english = (importlib.import_module(f"viz.words.{language}") for language in (name, FALLBACK))
+    return name, module.WORDS, english.WORDS, getattr(module, "ordinal", str)
 
 
 def cut(text: str, most: int) -> str:

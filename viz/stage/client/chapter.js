@@ -128,8 +128,11 @@ class Chapters extends Menu {
     return told && told.sentence && told.phase !== "going" && told.phase !== "revealed" && stage.at.step === told.at ? told.sentence : null;
   }
 
+  // The server begins the beat's example again with this knob. Whoever loses a cache by it is named before.
   async turn() {
-    const { knob, value } = this.offer, reply = await this.stage.command("knob", { name: knob, value });
+    const { knob, value } = this.offer, { people, status } = this.stage, known = (status.knobs || {})[knob];
+    if (!(await people.agrees(knob, value, known ? known.cost : "nothing", WORDS.people.ends))) return;
+    const reply = await this.stage.command("chapter_try");
     if (reply.ok) this.stage.tellNotice(WORDS.chapter.tried, false);
   }
 

@@ -70,7 +70,7 @@ class Drawer {
       let made = this.rows.get(item.id);
       if (!made) {
         made = { name: h("button", { type: "button", class: "glass-name", onclick: () => this.stage.select(item.id) }), state: h("span", { class: "glass-state" }) };
-        made.stop = h("button", { type: "button", class: "glass-button glass-text", text: WORDS.abort, "aria-label": WORDS.abortOf(item.name), onclick: () => this.stage.command("abort", { request_id: item.request, id: item.id }) });
+        made.stop = h("button", { type: "button", class: "glass-button glass-text", text: WORDS.abort, "aria-label": WORDS.abortOf(item.name), onclick: () => this.stage.command("abort", { request_id: item.request }) });
         made.hide = this.stage.people.hideButton(item);
         made.root = h("li", {}, made.name, made.state, made.hide, made.stop);
         this.rows.set(item.id, made);

@@ -42,7 +42,7 @@ class People {
 
   // A guest who scrubs, or chooses something for himself, follows no longer.
   moved(changes) {
-    if (!this.following || this.leading) return;
+    if (!this.following) return;
     if (!["step", "views", "selection", "chapter", "beat", "layer", "head", "axis", "ranges"].some((key) => key in changes)) return;
     this.follow = false;
     this.said = { ...this.said, following: false };
@@ -97,13 +97,16 @@ class People {
     return this.isGuest ? Object.fromEntries(Object.entries(knobs).map(([name, knob]) => [name, { ...knob, why: knob.why || WORDS.people.hostOnly }])) : knobs;
   }
 
-  // Before a knob empties somebody's cache it says whose.
+  // Before a knob empties somebody's cache it says whose; `question` is asked with their names.
+  async agrees(name, value, cost, question) {
+    if (cost === "nothing" || !this.said || this.isGuest) return true;
+    const dry = await this.stage.command("knob", { name, value, dry_run: true });
+    const names = (dry.ok && dry.recompute) || [];
+    return dry.ok && (!names.length || this.confirm(question(names.join(", "))));
+  }
+
   async knob(name, value, cost) {
-    if (cost !== "nothing" && this.said && !this.isGuest) {
-      const dry = await this.stage.command("knob", { name, value, dry_run: true });
-      const names = (dry.ok && dry.recompute) || [];
-      if (!dry.ok || (names.length && !(await this.confirm(WORDS.people.recompute(names.join(", ")))))) return { ok: false };
-    }
+    if (!(await this.agrees(name, value, cost, WORDS.people.recompute))) return { ok: false };
     return this.stage.command("knob", { name, value });
   }
 

@@ -91,7 +91,7 @@ class Stage {
     on(this.root, "pointerdown", (e) => { if (!this.header.minor.contains(e.target) && !this.header.more.contains(e.target)) this.header.showMore(false); });
     on(this.stageArea, "touchstart", (e) => { this.swipe = e.touches.length === 1 ? [e.touches[0].clientX, e.touches[0].clientY] : null; }, { passive: true });
     on(this.stageArea, "touchend", (e) => this.swiped(e), { passive: true });
-    if (this.state.theme !== "projector" && !stored.get("theme")) on(window.matchMedia("(prefers-color-scheme: dark)"), "change", (e) => this.setTheme(e.matches ? "dark" : "light", false));
+    on(window.matchMedia("(prefers-color-scheme: dark)"), "change", (e) => { if (!this.themeChosen) this.setTheme(e.matches ? "dark" : "light", false); });
   }
 
   focusHint() { if (window.self !== window.top) this.keysHint.hidden = false; }
@@ -198,7 +198,6 @@ class Stage {
   }
 
   message(header, arrays) {
-    if (header.t === "go" && this.people.isGuest) return; // the host goes there, and a guest follows him or not
     if (header.t === "welcome") this.welcome(header);
     else if (header.t === "reply") {
       const done = this.waiting.get(header.id);
@@ -612,7 +611,7 @@ class Stage {
 
   setTheme(theme, keep_ = true) {
     this.root.dataset.theme = theme;
-    if (keep_) stored.set("theme", theme);
+    if (keep_) { this.themeChosen = true; stored.set("theme", theme); }
     this.look.read();
     this.header.fit();
     for (const panel of this.panels) panel.restyle();
@@ -656,6 +655,7 @@ class Stage {
     const query = new URLSearchParams(location.search);
     const wish = stored.get("theme") || (window.matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
     this.state.theme = ["light", "dark", "projector"].includes(query.get("theme")) ? query.get("theme") : wish;
+    this.themeChosen = Boolean(stored.get("theme")) || this.state.theme === "projector"; // otherwise it follows the system's
     for (const [field, value] of Object.entries(stateFromQuery(query))) if (field !== "theme" && field !== "language") this.state[field] = value;
     const asked = query.get("lang") || query.get("language") || "";
     this.ownLanguage = ours([stored.get("language") || "", ...navigator.languages]) || "en";

@@ -1,0 +1,699 @@
+"""FlashAttention tiles: which tiles of the score matrix does the kernel visit, and what does one query row keep of each?
+
+Left: the score matrix of one sequence and one key head, cut into tiles as the kernel met them: visited ones in the
+request's colour (a masked half stays empty), tiles that no program visited hatched. One tile is boxed. Right: what lies
+on the chip for it: Q, K and V, the chosen row's scores, its running max m, sum l and acc, and how far acc / l still is from
+plain softmax. Everything is read from a TileTrace; only the line "plain softmax" is a second computation, on the host,
+and said to be one. Nothing is drawn for rows that the kernel kept no numbers of.
+
+Rejected: one cell a tile (a diagonal tile's empty half, which the kernel computes in vain, would not be seen).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from engine.artifacts import PARTLY, TileTrace, of_kind
+from engine.trace import Trace
+from viz.layout import Sheet, framed, message, too_small, visible
+from viz.measured import first_fit, fit_lines
+from viz.select import identity
+from viz.theme import data_size, percent
+from viz.tiles import (
+    Block,
+    Chosen,
+    Matrix,
+    Online,
+    chosen,
+    differences,
+    has_clock,
+    is_complete,
+    online,
+    row_acc,
+    shown,
+    tile_bytes,
+    tile_scores,
+)
+from viz.view import Ask, Badge, Frame, Mark, Offer, Paint, Raster, Series, View, ViewState
+from viz.words.catalogue import Words, cut, words
+
+SIDE_BY_SIDE = 38  # em of a panel from which on the two halves stand beside each other
+DENSE = 7  # px of a tile, below which its borders are not drawn
+MOST_MARKS = 300
+SIZES = (16, 32, 64, 128)
+SPLITS = (1, 2, 4, 8, 16)
+_NOW, _OTHER, _SKIPPED, _CLEAR = 0, 1, 2, 255
+
+
+def figure(trace: Trace, state: ViewState) -> Frame:
+    step = trace.clamp(state.step)
+    it = shown(trace, step, state.selection)
+    if it is None or too_small(state):
+        frame = message(summary(trace, state), state, Badge("state") if it is None else _badge(it, words(state.language, WORDS)))
+    else:
+        frame = _Picture(trace, state, step, it).frame()
+    return replace(frame, offers=offers(trace, state, step, it))
+
+
+# ---- numbers ----
+
+
+def number(value: float) -> str:
+    """Two or three digits with a real minus sign: "2.1", "−15.3", "0.07", "3×10⁻⁸"."""
+    if not np.isfinite(value):
+        return "−∞" if value < 0 else "∞"
+    size = abs(value)
+    sign = "−" if value < 0 else ""
+    if size == 0:
+        return "0"
+    if 0.01 <= size < 10_000:
+        return sign + (f"{size:,.0f}" if size >= 100 else f"{size:.1f}" if size >= 1 else f"{size:.2f}")
+    digits, _, power = f"{size:.0e}".partition("e")
+    return f"{sign}{digits}×10{_raised(int(power))}"
+
+
+def _raised(power: int) -> str:
+    return str(power).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+
+
+# ---- sentences ----
+
+
+def counts(of: Matrix, t: Words) -> str:
+    all_ = of.visited + of.skipped
+    return t("flash_tiles.counts", n=of.visited, skipped=of.skipped, share=percent(of.skipped, all_))
+
+
+def says(of: Chosen, now: Online | None, t: Words) -> tuple[str, ...]:
+    """What happened to the row's max and sum in this tile: a long form and a short one."""
+    it = of.matrix.it
+    if now is None:
+        who = {"position": it.row_position + 1, "head": it.row_head}
+        return (t("flash_tiles.says.unknown", **who), t("flash_tiles.says.unknown.short", **who))
+    if not now.sees:
+        return (t("flash_tiles.says.nothing"),)
+    if now.before is None:
+        return tuple(t(f"flash_tiles.says.first{form}", m=number(now.m), l=number(now.l)) for form in ("", ".short"))
+    said = {"m0": number(now.before[0]), "m": number(now.m), "l0": number(now.before[1]), "l": number(now.l)}
+    said |= {"factor": number(now.rescale), "added": number(now.added), "by": number(now.before[0] - now.m)}
+    kind = "kept" if now.m == now.before[0] else "grown"
+    return tuple(t(f"flash_tiles.says.{kind}{form}", **said) for form in ("", ".short"))
+
+
+def end_of(it: TileTrace) -> float | None:
+    """The difference from plain softmax after the row's last tile; None where that is not the whole row."""
+    last = float(differences(it)[-1])
+    return last if is_complete(it) and np.isfinite(last) else None
+
+
+def elsewhere(it: TileTrace, step: int, t: Words) -> str:
+    """Where the tiles belong to another step than the one that is shown."""
+    return "" if it.step_id == step else t("flash_tiles.other_step", step=it.step_id, here=step)
+
+
+def _badge(it: TileTrace, t: Words) -> Badge:
+    where = visible(it.device)[:60] if has_clock(it) else t("flash_tiles.interpreter", device=visible(it.device)[:60])
+    if it.provenance == "measured":
+        return Badge("measured", where)
+    return Badge("recomputed", t("flash_tiles.difference", device=where, difference=number(it.difference)))
+
+
+# ---- the picture ----
+
+
+class _Picture:
+    """Two lines of counts, the matrix at the left (or on top), what lies on the chip at the right (or below), a sentence."""
+
+    def __init__(self, trace: Trace, state: ViewState, step: int, it: TileTrace) -> None:
+        self.trace, self.state, self.step, self.it = trace, state, step, it
+        self.t, self.sheet = words(state.language, WORDS), Sheet(state)
+        self.at = chosen(it, state.selection)
+        self.of = self.at.matrix
+        self.now = online(self.at)
+        self.who = visible(trace.name(self.of.seq_id))
+        self.hue = identity(trace, step, state.selection).color(self.of.seq_id)
+        self.in_time = state.axis == "time"
+        self.axes: dict[str, dict[str, object]] = {}
+        self.rasters: list[Raster] = []
+        self.series: list[Series] = []
+        self.marks: list[Mark] = []
+        self.legend: list[Paint] = []
+
+    def frame(self) -> Frame:
+        sheet = self.sheet
+        self.axes |= sheet.axes()
+        wide = sheet.width >= SIDE_BY_SIDE * sheet.font
+        bottom = sheet.height - self._sentence(3 if not wide else 2) - 4
+        top = self._head() + 4
+        middle = sheet.width * 0.47
+        left = (8, middle - 8, top, bottom) if wide else (8, sheet.width - 8, top, top + (bottom - top) * 0.42)
+        right = (middle + 8, sheet.width - 8, top, bottom) if wide else (8, sheet.width - 8, left[3] + 4, bottom)
+        self._matrix(*left)
+        self._chip(*right)
+        self._key()
+        return Frame(
+            badges=tuple(self._badges()), axes=self.axes, rasters=tuple(self.rasters), series=tuple(self.series),
+            labels=tuple(sheet.labels), marks=tuple(self.marks), legend=tuple(self.legend),
+        )  # fmt: skip
+
+    def _badges(self) -> list[Badge]:
+        return [_badge(self.it, self.t), Badge("computed", self.t("flash_tiles.plain"))]
+
+    def _key(self) -> None:
+        t = self.t
+        self.legend = [
+            Paint(self.hue, t("flash_tiles.legend.now.time" if self.in_time else "flash_tiles.legend.now")),
+            Paint(self.hue, t("flash_tiles.legend.later" if self.in_time else "flash_tiles.legend.other"), alpha=0.35),
+            Paint("free", t("flash_tiles.legend.skipped"), "diagonal"),
+            framed("accent", t("flash_tiles.legend.boxed")),
+        ]
+        if self.of.partly:
+            self.legend.insert(2, framed("ink", t("flash_tiles.legend.masked")))
+
+    # ---- words around ----
+
+    def _head(self) -> float:
+        """What is visited and skipped; whose matrix it is; from which step, if that is another one. Returns where it ends."""
+        sheet, t, it, of = self.sheet, self.t, self.it, self.of
+        room = sheet.width - 16
+        other = t("flash_tiles.axis.step" if self.in_time else "flash_tiles.axis.time")
+        span = sheet.span(other) + 20
+        y = 4 + sheet.line / 2
+        both = sheet.span(counts(of, t)) + span + 16 <= room
+        line = first_fit(
+            sheet, room - (span + 8 if both else 0), counts(of, t), t("flash_tiles.counts.short", n=of.visited, skipped=of.skipped)
+        )
+        sheet.put(line, 8, y, weight=700)
+        fields = {
+            "who": self.who, "queries": of.queries, "keys": of.keys, "layer": it.layer, "head": of.kv_head, "heads": it.kv_heads,
+            "rows": it.block_q, "columns": it.block_n,
+        }  # fmt: skip
+        whose = [t(f"flash_tiles.whose{form}", **fields) for form in ("", ".short", ".shorter")]
+        y += sheet.line
+        sheet.put(first_fit(sheet, room - (0 if both else span + 8), *whose), 8, y, "muted")
+        self._toggle(other, sheet.width - 8, y - sheet.line if both else y, span)
+        said = elsewhere(it, self.step, t)
+        for text in fit_lines(sheet, room, 1, said, t("flash_tiles.other_step.short", step=it.step_id)) if said else ():
+            y += sheet.line
+            sheet.put(text, 8, y, "accent", weight=700)
+        return y + sheet.line / 2
+
+    def _toggle(self, text: str, right: float, y: float, span: float) -> None:
+        half = self.sheet.line / 2 - 1
+        if self.sheet.put(text, right - span / 2, y, anchor="center"):
+            other = "step" if self.in_time else "time"
+            self.marks.append(
+                Mark(f"axis:{other}", right - span, right, y - half, y + half, self.t(f"flash_tiles.mark.axis.{other}"), "control")
+            )
+
+    def _sentence(self, most: int) -> float:
+        """At the bottom; its height."""
+        sheet = self.sheet
+        most = most if sheet.height >= 14 * sheet.line else 1
+        lines = fit_lines(sheet, sheet.width - 16, most, *says(self.at, self.now, self.t))
+        for i, line in enumerate(lines):
+            sheet.put(line, 8, sheet.height - 4 - (len(lines) - i - 0.5) * sheet.line, weight=700)
+        return len(lines) * sheet.line + 4
+
+    # ---- the matrix ----
+
+    def _matrix(self, x0: float, x1: float, y0: float, y1: float) -> None:
+        sheet, t, of = self.sheet, self.t, self.of
+        ends = {"first": of.first + 1, "last": of.first + of.queries, "keys": of.keys}
+        room = x1 - x0
+        title = first_fit(sheet, room, *(t(f"flash_tiles.edges{form}", **ends) for form in ("", ".short", ".shorter")))
+        sheet.put(title, x0, y0 + sheet.line / 2, "muted")
+        box = self._said_of_box(room)
+        sheet.put(box, x0, y1 - sheet.line / 2)
+        y0, y1 = y0 + sheet.line + 2, y1 - sheet.line - 4
+        heights = self._heights()
+        if self._is_strip:
+            y1 = min(y1, y0 + len(of.blocks) * 3 * sheet.line)
+        total = float(sum(heights))
+        self.edges = np.concatenate([[0.0], np.cumsum(heights)])
+        self.axes |= sheet.data_axes(2, (0, of.keys), (0, total), (x0, x1, y0, y1))
+        self.rasters.append(self._cells(int(room), int(y1 - y0), total))
+        self._borders(room / of.keys, (y1 - y0) / total)
+        self._tiles_to_choose()
+
+    @property
+    def _is_strip(self) -> bool:
+        """One Q-block, whose programs share the keys: a row each."""
+        return len({block.q_start for block in self.of.blocks}) == 1 and self.of.queries <= 16
+
+    def _heights(self) -> list[float]:
+        return [1.0 if self._is_strip else float(block.num_q) for block in self.of.blocks]
+
+    def _said_of_box(self, room: float) -> str:
+        t, row, block = self.t, self.at.row, self.at.block
+        order = self.of.in_time
+        fields = {
+            "n": order.index(self.at.tile) + 1 if self.in_time else self.at.at + 1,
+            "of": len(order) if self.in_time else len(block.tiles),
+            "first": block.q_start + 1, "last": block.q_start + block.num_q, "key0": int(row["k_start"]) + 1, "key1": int(row["k_stop"]),
+        }  # fmt: skip
+        keys = [f"flash_tiles.box.time{form}" for form in ("", ".short")] if self.in_time else []
+        keys += [f"flash_tiles.box{form}" for form in ("", ".short", ".shorter")] if not self.in_time else ["flash_tiles.box.shorter"]
+        return first_fit(self.sheet, room, *(t(key, **fields) for key in keys))
+
+    def _reached(self) -> frozenset[int]:
+        """Tiles that were visited up to the boxed one: of its program, or in time."""
+        order = self.of.in_time if self.in_time else self.at.block.tiles
+        return frozenset(order[: order.index(self.at.tile) + 1])
+
+    def _cells(self, wide: int, high: int, total: float) -> Raster:
+        """A cell a query and key where there is room, else a cell a pixel; never cells so large that each is framed."""
+        of, tiles, window = self.of, self.it.tiles, self.it.window
+        cols, rows = _cells(of.keys, wide), _cells(int(total) if not self._is_strip else of.queries * len(of.blocks), high)
+        keys = ((np.arange(cols) + 0.5) * of.keys / cols).astype(np.int64)
+        lines = (np.arange(rows) + 0.5) * total / rows
+        at = np.clip(np.searchsorted(self.edges, lines, side="right") - 1, 0, len(of.blocks) - 1)
+        values, reached = np.full((rows, cols), _SKIPPED, np.uint8), self._reached()
+        for b, block in enumerate(of.blocks):
+            mine = np.flatnonzero(at == b)
+            if not len(mine):
+                continue
+            share = (lines[mine] - self.edges[b]) / (self.edges[b + 1] - self.edges[b])
+            positions = block.q_start + np.minimum((share * block.num_q).astype(np.int64), block.num_q - 1)
+            for i in block.tiles:
+                low, high_ = np.searchsorted(keys, (int(tiles["k_start"][i]), int(tiles["k_stop"][i])))
+                part = np.full((len(mine), high_ - low), _NOW if i in reached else _OTHER, np.uint8)
+                if tiles["kind"][i] == PARTLY:
+                    key = keys[None, low:high_]
+                    seen = (key <= positions[:, None]) & ((key > positions[:, None] - window) if window else True)
+                    part[~seen] = _CLEAR
+                values[mine[0] : mine[-1] + 1, low:high_] = part
+        paints = (Paint(self.hue), Paint(self.hue, alpha=0.35), Paint("free", hatch="diagonal"))
+        return Raster("tiles", values, 0, of.keys, 0, total, paints, axes="x2y2")
+
+    def _borders(self, key_px: float, row_px: float) -> None:
+        points: list[tuple[float, float]] = []
+        gap, tiles = (np.nan, np.nan), self.it.tiles
+        for b, block in enumerate(self.of.blocks):
+            y0, y1 = self.edges[b], self.edges[b + 1]
+            spans = sorted((int(tiles["k_start"][i]), int(tiles["k_stop"][i])) for i in block.tiles)
+            if (y1 - y0) * row_px >= DENSE:
+                for y in (y0, y1):
+                    points += [(spans[0][0], y), (spans[-1][1], y), gap]
+            if self.it.block_n * key_px >= DENSE and len(points) < 12_000:
+                for x in sorted({x for span in spans for x in span}):
+                    points += [(x, y0), (x, y1), gap]
+        if points:
+            xy = np.array(points, np.float32)
+            self.series.append(Series("borders", xy[:, 0].copy(), xy[:, 1].copy(), "line", Paint("ink"), 1.0, axes="x2y2"))
+
+    def _tiles_to_choose(self) -> None:
+        """All tiles; of very many those of the boxed one's program, and each other program's last."""
+        of = self.of
+        for b, block in enumerate(of.blocks):
+            few = of.visited <= MOST_MARKS
+            own = block is self.at.block or few
+            every = max(len(block.tiles) // MOST_MARKS, 1)
+            for at in (
+                [*range(0, len(block.tiles), every)] if own else [len(block.tiles) - 1] if b % max(len(of.blocks) // 60, 1) == 0 else []
+            ):
+                if block.tiles[at] != self.at.tile:
+                    self._tile_mark(b, block, at)
+            if block is self.at.block:
+                self._tile_mark(b, block, self.at.at)
+
+    def _tile_mark(self, b: int, block: Block, at: int) -> None:
+        i = block.tiles[at]
+        row = self.it.tiles[i]
+        fields = {
+            "n": at + 1, "of": len(block.tiles), "first": block.q_start + 1, "last": block.q_start + block.num_q,
+            "key0": int(row["k_start"]) + 1, "key1": int(row["k_stop"]), "program": block.program, "split": block.split + 1,
+        }  # fmt: skip
+        text = self.t("flash_tiles.mark" if self.it.num_splits == 1 else "flash_tiles.mark.split", **fields)
+        kind = self.t("flash_tiles.mark.partly" if row["kind"] == PARTLY else "flash_tiles.mark.full")
+        detail = self.t("flash_tiles.mark.where", sm=int(row["sm"]), ns=int(row["stop_ns"] - row["start_ns"])) if has_clock(self.it) else ""
+        box = (int(row["k_start"]), int(row["k_stop"]), self.edges[b], self.edges[b + 1])
+        self.marks.append(Mark(f"tile:{i}", *box, f"{text}, {kind}", "accent" if i == self.at.tile else None, detail, "x2y2"))
+
+    # ---- what lies on the chip ----
+
+    def _chip(self, x0: float, x1: float, y0: float, y1: float) -> None:
+        """From top to bottom, as much as there is room for; what is left is shared by the two pictures."""
+        sheet, line = self.sheet, self.sheet.line
+        scores, acc, curve = tile_scores(self.at), row_acc(self.at), self._has_curve
+        whole: list[tuple[str, float, bool]] = [  # name, least height, whether it grows
+            ("row", line, False), ("numbers", 2 * line, False), ("memory", 3 * line + 8, False), ("scores", 3 * line, True),
+            ("curve", 2.6 * line, True), ("acc", 1.9 * line, False),
+        ]  # fmt: skip
+        there = {"row": True, "numbers": self.now is not None, "memory": True, "scores": scores is not None and len(scores) > 0,
+                 "curve": curve, "acc": acc is not None}  # fmt: skip
+        room, kept = y1 - y0 - 12, {}
+        for name, least, grows in whole:
+            if there[name] and least <= room:
+                kept[name] = [least, grows]
+                room -= least + 4
+        growing = [name for name, (_, grows) in kept.items() if grows]
+        for name in growing:
+            kept[name][0] += min(max(room, 0) / len(growing), 5 * line)
+        y = y0 + 6
+        for name in ("memory", "row", "scores", "numbers", "acc", "curve"):
+            if name in kept:
+                height = kept[name][0]
+                getattr(self, f"_{name}")(x0 + 10, x1 - 10, y, y + height)
+                y += height + 4
+        self._frame_around(x0, x1, y0, min(y + 2, y1))
+        if self.now is None and sheet.line * 2 < y1 - y:
+            self._unknown(x0 + 10, x1 - 10, y, y1)
+
+    def _frame_around(self, x0: float, x1: float, y0: float, y1: float) -> None:
+        x, y = np.array([x0, x1, x1, x0, x0], np.float32), np.array([y0, y0, y1, y1, y0], np.float32)
+        self.series.append(Series("chip", x, y, "line", Paint("muted"), 1.5))
+
+    def _memory(self, x0: float, x1: float, y0: float, y1: float) -> None:
+        """Q, K, V and acc as boxes with their sizes."""
+        sheet, t, it = self.sheet, self.t, self.it
+        sizes = tile_bytes(it)
+        total = data_size(sum(sizes.values()))
+        title = first_fit(sheet, x1 - x0, t("flash_tiles.memory", size=total), t("flash_tiles.memory.short", size=total))
+        sheet.put(title, x0, y0 + sheet.line / 2, "muted")
+        shapes = {
+            "Q": (it.block_m, it.head_dim),
+            "K": (it.block_n, it.head_dim),
+            "V": (it.block_n, it.head_dim),
+            "acc": (it.block_m, it.head_dim),
+        }
+        wide = (x1 - x0 - 3 * 6) / 4
+        top, bottom = y0 + sheet.line + 2, y1
+        for k, (name, size) in enumerate(sizes.items()):
+            left = x0 + k * (wide + 6)
+            paint = Paint(self.hue, alpha=0.35) if name == "Q" else Paint("cached") if name in "KV" else Paint("free")
+            self.rasters.append(Raster(name, np.zeros((1, 1), np.uint8), left, left + wide, top, bottom, (paint,)))
+            half = (bottom - top) / 4
+            first = first_fit(sheet, wide - 8, f"{name} {shapes[name][0]}×{shapes[name][1]}", name)
+            sheet.put(first, left + wide / 2, top + half, "ink", anchor="center", weight=700)
+            sheet.put(data_size(size), left + wide / 2, top + 3 * half, "ink", anchor="center", room=wide - 4)
+
+    def _row(self, x0: float, x1: float, y0: float, y1: float) -> None:
+        """Whose query row is followed."""
+        sheet, t = self.sheet, self.t
+        fields = {"who": self.who, "position": self.at.position + 1, "head": self.it.row_head}
+        if self.now is None:
+            fields["position"] = self.at.block.q_start + self.at.block.num_q
+        sheet.put(
+            first_fit(sheet, x1 - x0, *(t(f"flash_tiles.row{form}", **fields) for form in ("", ".short"))), x0, (y0 + y1) / 2, weight=700
+        )
+
+    def _scores(self, x0: float, x1: float, y0: float, y1: float) -> None:
+        """The row's scores in this tile as bars from below, with the max before and after as lines."""
+        sheet, t, now, row = self.sheet, self.t, self.now, self.at.row
+        scores = tile_scores(self.at)
+        n = int(row["k_stop"]) - int(row["k_start"])
+        seen = np.isfinite(scores)
+        fields = {"key0": int(row["k_start"]) + 1, "key1": int(row["k_stop"]), "n": int(seen.sum()), "of": n}
+        forms = (
+            ("flash_tiles.scores", "flash_tiles.scores.short") if seen.all() else ("flash_tiles.scores.masked", "flash_tiles.scores.short")
+        )
+        sheet.put(first_fit(sheet, x1 - x0, *(t(key, **fields) for key in forms)), x0, y0 + sheet.line / 2, "muted")
+        levels = [v for v in (now.before[0] if now and now.before else None, now.m if now else None) if v is not None]
+        values = [*scores[seen].tolist(), *levels]
+        if not values:
+            return
+        low, high = min(values), max(values)
+        pad = (high - low) * 0.12 or 1.0
+        low, high = low - 2 * pad, high + pad
+        gutter = max((sheet.span(number(v)) for v in levels), default=0) + 10
+        self.axes |= sheet.data_axes(3, (0, n), (high, low), (x0, x1 - gutter, y0 + sheet.line + 2, y1))
+        at = np.arange(len(scores), dtype=np.float32) + 0.5
+        base = np.full(len(scores), low, np.float32)
+        paint = Paint(self.hue, t("flash_tiles.scores.bar"))
+        self.series.append(Series("scores", at[seen], scores[seen].astype(np.float32), "bars", paint, 0.8, base[seen], "x3y3"))
+        self._levels(n, x1 - gutter + 6, (low, high), (y0 + sheet.line + 2, y1))
+
+    def _levels(self, n: int, x: float, ends: tuple[float, float], box: tuple[float, float]) -> None:
+        """The max before (dashed) and after (solid), each with its number at the right."""
+        now, sheet = self.now, self.sheet
+        if now is None or now.m is None:
+            return
+        levels = [(now.m, Paint("accent"))]
+        if now.before and now.before[0] != now.m:
+            levels.append((now.before[0], Paint("muted", hatch="diagonal")))
+        for value, paint in levels:
+            line = np.array([value, value], np.float32)
+            self.series.append(Series("max", np.array([0, n], np.float32), line, "line", paint, 2.5, axes="x3y3"))
+            y = box[0] + (ends[1] - value) / (ends[1] - ends[0]) * (box[1] - box[0])
+            half = sheet.font * 0.63
+            sheet.put(number(value), x, min(max(y, box[0] + half), box[1] - half), "accent" if paint.color == "accent" else "muted")
+
+    def _numbers(self, x0: float, x1: float, y0: float, y1: float) -> None:
+        """m and l before → after, and what the old sum was multiplied with."""
+        sheet, t, now = self.sheet, self.t, self.now
+        m0, l0 = (number(now.before[0]), number(now.before[1])) if now.before else ("−∞", "0")
+        m = "−∞" if now.m is None else number(now.m)
+        lines = (
+            (t("flash_tiles.m", before=m0, after=m), t("flash_tiles.m.short", before=m0, after=m)),
+            (
+                t("flash_tiles.l", before=l0, after=number(now.l), factor=number(now.rescale)),
+                t("flash_tiles.l.short", before=l0, after=number(now.l)),
+            ),
+        )
+        for i, forms in enumerate(lines):
+            sheet.put(first_fit(sheet, x1 - x0, *forms), x0, y0 + (i + 0.5) * sheet.line)
+
+    def _acc(self, x0: float, x1: float, y0: float, y1: float) -> None:
+        """The row's accumulator, a cell a number."""
+        sheet, acc = self.sheet, row_acc(self.at)
+        most = float(np.abs(acc).max()) or 1.0
+        title = [self.t(f"flash_tiles.acc{form}", n=len(acc), most=number(most)) for form in ("", ".short")]
+        sheet.put(first_fit(sheet, x1 - x0, *title), x0, y0 + sheet.line / 2, "muted")
+        values = np.clip(np.rint((acc.astype(np.float64) / most + 1) * 127.5), 0, 254).astype(np.uint8)[None]
+        strip = Raster("acc", np.ascontiguousarray(values), x0, x1, y0 + sheet.line + 2, y1, None, (-most, most), "diverging", "acc")
+        self.rasters.append(strip)
+
+    @property
+    def _has_curve(self) -> bool:
+        return self.at.is_followed
+
+    def _curve(self, x0: float, x1: float, y0: float, y1: float) -> None:
+        """How far acc / l is from plain softmax after each tile, on a logarithmic axis."""
+        sheet, t, it = self.sheet, self.t, self.it
+        found, end = differences(it), end_of(it)
+        here = float(found[it.row_tiles.tolist().index(self.at.tile)])
+        if end is None:
+            said = [t(f"flash_tiles.curve.part{form}", n=it.num_splits) for form in ("", ".short")]
+        else:
+            said = [t(f"flash_tiles.curve{form}", here=number(here), end=number(end)) for form in ("", ".short", ".shorter")]
+        sheet.put(first_fit(sheet, x1 - x0, *said), x0, y0 + sheet.line / 2, "muted")
+        if end is None:
+            return
+        logs = np.log10(np.maximum(found, 1e-9))
+        ok = np.isfinite(logs)
+        low, high = float(logs[ok].min()) - 0.5, float(logs[ok].max()) + 0.5
+        self.axes |= sheet.data_axes(4, (0.5, len(found) + 0.5), (high, low), (x0, x1, y0 + sheet.line + 2, y1))
+        at = np.arange(1, len(found) + 1, dtype=np.float32)
+        y = np.where(ok, logs, np.nan).astype(np.float32)
+        self.series.append(Series("difference", at, y, "line", Paint("ink"), 2.0, axes="x4y4"))
+        k = it.row_tiles.tolist().index(self.at.tile)
+        if ok[k]:
+            self.series.append(Series("here", at[k : k + 1], y[k : k + 1], "markers", Paint("accent"), 11.0, axes="x4y4"))
+
+    def _unknown(self, x0: float, x1: float, y0: float, y1: float) -> None:
+        """In place of the row's numbers, where the kernel kept none."""
+        sheet = self.sheet
+        who = visible(self.trace.name(self.it.row_seq_id))
+        text = self.t("flash_tiles.kept_elsewhere", who=who, position=self.it.row_position + 1, head=self.it.row_kv_head)
+        for i, line in enumerate(fit_lines(sheet, x1 - x0, int((y1 - y0) / sheet.line), text)):
+            sheet.put(line, x0, y0 + (i + 0.5) * sheet.line, "muted")
+
+
+def _cells(wanted: int, pixels: int) -> int:
+    """Cells along an axis: a multiple of what there is, none larger than 8 px; one a pixel where there is more."""
+    wanted, pixels = max(wanted, 1), max(pixels, 1)
+    return pixels if wanted >= pixels else wanted * max(-(-pixels // (8 * wanted)), 1)
+
+
+# ---- what can be asked for ----
+
+
+def offers(trace: Trace, state: ViewState, step: int, it: TileTrace | None) -> tuple[Offer, ...]:
+    t = words(state.language, WORDS)
+    found = []
+    if it is None or it.step_id != step:
+        layer = it.layer if it is not None else state.layer
+        found.append(_offer("step", t, [(t("flash_tiles.offer.step"), {"step": step, "layer": layer})]))
+    if it is not None:
+        found += _again(trace, it, t)
+    return tuple(found)
+
+
+def _again(trace: Trace, it: TileTrace, t: Words) -> list[Offer]:
+    """The same launch with one thing changed."""
+    same = {
+        "step": it.step_id,
+        "layer": it.layer,
+        "head": it.row_head,
+        "seq_id": it.row_seq_id,
+        "block_m": it.block_m,
+        "block_n": it.block_n,
+    }
+    is_decode = it.kernel == "flash_decode"
+    if is_decode:
+        same |= {"splits": it.num_splits}
+        del same["block_m"]
+    heights = [it.block_m] if is_decode else [m for m in SIZES if m >= it.group]
+    sizes = [(f"{m} × {n}", {"block_n": n} if is_decode else {"block_m": m, "block_n": n}) for m in heights for n in SIZES]
+    sizes = [(text, change) for text, change in sizes if text != f"{it.block_m} × {it.block_n}"]
+    model = trace.meta.get("model")
+    count = model.get("layers") if isinstance(model, Mapping) else None
+    layers = range(count) if isinstance(count, int) and 0 < count <= 256 else ()
+    names = [(s, cut(visible(trace.name(s)), 12)) for s, _, _ in it.sequences if s != it.row_seq_id][:60]
+    choices: dict[str, list[tuple[str, dict[str, object]]]] = {
+        "tiles": sizes,
+        "layer": [(t("flash_tiles.offer.layer.one", n=n), {"layer": n}) for n in layers if n != it.layer],
+        "head": [(t("flash_tiles.offer.head.one", n=n), {"head": n}) for n in range(it.heads) if n != it.row_head][:256],
+        "sequence": list({name: {"seq_id": s} for s, name in names}.items()),
+        "splits": [(t("flash_tiles.offer.splits.one", n=n), {"splits": n}) for n in SPLITS if n != it.num_splits] if is_decode else [],
+    }
+    return [_offer(name, t, [(text, same | change) for text, change in each]) for name, each in choices.items() if each]
+
+
+def _offer(name: str, t: Words, choices: list[tuple[str, dict[str, object]]]) -> Offer:
+    return Offer(name, t(f"flash_tiles.offer.{name}"), "tiles", tuple(choices))
+
+
+def summary(trace: Trace, state: ViewState) -> str:
+    step, t = trace.clamp(state.step), words(state.language, WORDS)
+    it = shown(trace, step, state.selection)
+    if it is None:
+        return t("flash_tiles.damaged" if of_kind(trace, TileTrace) else "flash_tiles.empty", step=step)
+    at = chosen(it, state.selection)
+    parts = [
+        elsewhere(it, step, t),
+        t("flash_tiles.summary", who=visible(trace.name(at.matrix.seq_id)), layer=it.layer, head=at.matrix.kv_head),
+    ]
+    parts += [counts(at.matrix, t), says(at, online(at), t)[0]]
+    if (end := end_of(it)) is not None:
+        parts.append(t("flash_tiles.summary.end", difference=number(end)))
+    return " ".join(part for part in parts if part)
+
+
+# ---- asks ----
+
+
+def _ask(answer: Callable[[Chosen, Online | None], str]) -> Callable[[Trace, ViewState], str]:
+    def found(trace: Trace, state: ViewState) -> str:
+        it = shown(trace, trace.clamp(state.step), state.selection)
+        if it is None:
+            return ""
+        at = chosen(it, state.selection)
+        return answer(at, online(at))
+
+    return found
+
+
+def _factor(now: Online | None) -> str:
+    return "" if now is None or now.before is None or not now.sees else number(now.rescale)
+
+
+WORDS = {
+    "flash_tiles.empty": (
+        "No kernel wrote down its tiles yet. Press “Trace this step's tiles”: the attention kernel then runs once more over "
+        "step {step:,} and notes every tile that it visits."
+    ),
+    "flash_tiles.damaged": "The tiles of this recording are damaged. Press “Trace this step's tiles” on the live engine to get those of step {step:,}.",
+    "flash_tiles.interpreter": "{device}: Triton's interpreter, no SM and no time",
+    "flash_tiles.difference": "{device}; log-probabilities differ by {difference} at most",
+    "flash_tiles.plain": "plain softmax of the row, fp64 on the host",
+    "flash_tiles.other_step": "These are tiles of step {step:,}; step {here:,} has not been traced.",
+    "flash_tiles.other_step.short": "Tiles of step {step:,}",
+    "flash_tiles.counts": (
+        "The kernel visits {n:,} tile and skips {skipped:,} ({share}).",
+        "The kernel visits {n:,} tiles and skips {skipped:,} ({share}).",
+    ),
+    "flash_tiles.counts.short": "{n:,} visited, {skipped:,} skipped",
+    "flash_tiles.whose": "{who}: {queries:,} queries × {keys:,} keys, layer {layer}, KV head {head} of {heads}; a tile is {rows:,} × {columns:,}",
+    "flash_tiles.whose.short": "{who}, layer {layer}, KV head {head}; a tile is {rows:,} × {columns:,}",
+    "flash_tiles.whose.shorter": "{who}, layer {layer}, head {head}",
+    "flash_tiles.axis.time": "→ in launch order",
+    "flash_tiles.axis.step": "→ one query block",
+    "flash_tiles.mark.axis.time": "Show the order in which the device visited the tiles of all query blocks",
+    "flash_tiles.mark.axis.step": "Show the tiles of one query block in its own order",
+    "flash_tiles.edges": "queries {first:,}–{last:,} ↓, keys 1–{keys:,} →",
+    "flash_tiles.edges.short": "queries ↓, {keys:,} keys →",
+    "flash_tiles.edges.shorter": "keys →",
+    "flash_tiles.box": "boxed: tile {n:,} of {of:,} of queries {first:,}–{last:,}, keys {key0:,}–{key1:,}",
+    "flash_tiles.box.short": "tile {n:,} of {of:,}, keys {key0:,}–{key1:,}",
+    "flash_tiles.box.shorter": "tile {n:,} of {of:,}",
+    "flash_tiles.box.time": "boxed: the {n:,}. of {of:,} tiles, keys {key0:,}–{key1:,}",
+    "flash_tiles.box.time.short": "tile {n:,} of {of:,}",
+    "flash_tiles.mark": "Tile {n:,} of {of:,}: queries {first:,}–{last:,}, keys {key0:,}–{key1:,}",
+    "flash_tiles.mark.split": "Tile {n:,} of {of:,} of split {split:,}: keys {key0:,}–{key1:,}",
+    "flash_tiles.mark.full": "every query sees every key",
+    "flash_tiles.mark.partly": "partly masked",
+    "flash_tiles.mark.where": "SM {sm}, {ns:,} ns",
+    "flash_tiles.memory": "on the chip (SRAM and registers): {size}",
+    "flash_tiles.memory.short": "on the chip: {size}",
+    "flash_tiles.row": "Followed: {who}'s token {position:,}, query head {head}",
+    "flash_tiles.row.short": "{who}'s token {position:,}, head {head}",
+    "flash_tiles.scores": "its scores against keys {key0:,}–{key1:,}",
+    "flash_tiles.scores.masked": "its scores against keys {key0:,}–{key1:,} ({n:,} of {of:,} seen)",
+    "flash_tiles.scores.short": "scores of keys {key0:,}–{key1:,}",
+    "flash_tiles.scores.bar": "score",
+    "flash_tiles.m": "max m: {before} → {after}",
+    "flash_tiles.m.short": "m: {before} → {after}",
+    "flash_tiles.l": "sum l: {before} → {after} (old sum × {factor})",
+    "flash_tiles.l.short": "l: {before} → {after}",
+    "flash_tiles.acc": ("acc: {n:,} number, −{most} to {most}", "acc: {n:,} numbers, −{most} to {most}"),
+    "flash_tiles.acc.short": "acc, ±{most}",
+    "flash_tiles.curve": "acc / l − plain softmax: {here} now, {end} at the end",
+    "flash_tiles.curve.short": "from plain softmax: {here}, at the end {end}",
+    "flash_tiles.curve.shorter": "off by {here}, at last {end}",
+    "flash_tiles.curve.part": "one of {n:,} splits: a second kernel merges the parts",
+    "flash_tiles.curve.part.short": "one of {n:,} splits",
+    "flash_tiles.kept_elsewhere": "m, l and acc were kept for {who}'s token {position:,} and KV head {head}. Choose “Request” above to follow this one.",
+    "flash_tiles.says.unknown": "The kernel kept m and l for another row: token {position:,}, head {head}.",
+    "flash_tiles.says.unknown.short": "m and l were kept for token {position:,}, head {head}.",
+    "flash_tiles.says.nothing": "The row sees no key of this tile: m, l and acc stay as they are.",
+    "flash_tiles.says.first": "First keys of this row: max {m}, and the sum of e^(score − max) is {l}. There is nothing to shrink yet.",
+    "flash_tiles.says.first.short": "First keys: max {m}, sum {l}.",
+    "flash_tiles.says.kept": "max stays {m}: the old sum {l0} is kept, {added} is added: {l}.",
+    "flash_tiles.says.kept.short": "max stays {m}; sum {l0} + {added} = {l}.",
+    "flash_tiles.says.grown": "max {m0} → {m}: the old sum shrinks by e^{by} = {factor}; {l0} × {factor} + {added} = {l}.",
+    "flash_tiles.says.grown.short": "max {m0} → {m}: the old sum shrinks by e^{by} = {factor}.",
+    "flash_tiles.legend.now": "visited so far by this query block",
+    "flash_tiles.legend.other": "visited later, or by other blocks",
+    "flash_tiles.legend.now.time": "visited up to the boxed tile",
+    "flash_tiles.legend.later": "visited later",
+    "flash_tiles.legend.masked": "empty part: computed, then masked",
+    "flash_tiles.legend.skipped": "skipped: never visited",
+    "flash_tiles.legend.boxed": "boxed: the tile on the chip",
+    "flash_tiles.offer.step": "Trace this step's tiles",
+    "flash_tiles.offer.tiles": "Tile sizes",
+    "flash_tiles.offer.layer": "Layer",
+    "flash_tiles.offer.layer.one": "layer {n}",
+    "flash_tiles.offer.head": "Head",
+    "flash_tiles.offer.head.one": "query head {n}",
+    "flash_tiles.offer.sequence": "Request",
+    "flash_tiles.offer.splits": "Splits",
+    "flash_tiles.offer.splits.one": "{n} × the keys in parts",
+    "flash_tiles.summary": "The attention of {who} in layer {layer}, KV head {head}.",
+    "flash_tiles.summary.end": "After the last tile it differs from plain softmax by {difference}.",
+}
+
+
+VIEW = View(
+    name="flash_tiles",
+    title="FlashAttention tiles",
+    question="Which tiles does the kernel visit, and what does a row keep of each?",
+    figure=figure,
+    summary=summary,
+    words=WORDS,
+    asks=(
+        Ask("How many tiles does the kernel visit for the request shown?", _ask(lambda at, now: f"{at.matrix.visited:,}")),
+        Ask("How many tiles does it skip?", _ask(lambda at, now: f"{at.matrix.skipped:,}")),
+        Ask("Which token's query row is followed (its number)?", _ask(lambda at, now: "" if now is None else f"{at.position + 1:,}")),
+        Ask(
+            "What is the row's running max after the boxed tile?",
+            _ask(lambda at, now: "" if now is None or now.m is None else number(now.m)),
+        ),
+        Ask("By which factor does the old sum shrink in the boxed tile?", _ask(lambda at, now: _factor(now))),
+    ),
+    order=110,
+)
