@@ -54,6 +54,10 @@ class HostBatch:
     def max_query_len(self) -> int:
         return int(np.diff(self.cu_seqlens).max()) if len(self.cu_seqlens) > 1 else 0
 
+    @property
+    def min_query_len(self) -> int:
+        return int(np.diff(self.cu_seqlens).min()) if len(self.cu_seqlens) > 1 else 0
+
 
 @dataclass(frozen=True)
 class Batch:

@@ -130,7 +130,6 @@ class BurstSession(Session):
                 self._changed.wait_for(lambda: self._lent or not self._orders or self._state == "closed", self._patience)
                 if self._orders or self._state == "closed":
                     return self._state != "closed"
-                self._lent = None  # by somebody who wants nothing any more
 
     # ---- a burst ----
 
@@ -306,7 +305,7 @@ class BurstSession(Session):
     def _do_abort(self, room: str, request_id: int | None) -> bool:
         """Nobody reaches a burst that runs; one that runs for this room alone can be ended as a whole."""
         mine = [o for o in self._orders if o.command.args["room"] == room and request_id in (None, o.request)]
-        self._orders = [o for o in self._orders if o not in mine]
+        self._withdraw(mine)
         for order in mine:
             if isinstance(order.command.args.get("prompt"), Prompt):
                 done = dict.fromkeys(_sequences(order, order.command.args["prompt"]), FinishReason.ABORT)
@@ -321,8 +320,13 @@ class BurstSession(Session):
 
     def _do_cancel_job(self) -> bool:
         jobs = [o for o in self._orders if o.command.name == "job"]
-        self._orders = [o for o in self._orders if o not in jobs]
+        self._withdraw(jobs)
         return bool(jobs)
+
+    def _withdraw(self, orders: list[Order]) -> None:
+        self._orders = [o for o in self._orders if o not in orders]
+        if not self._orders:
+            self._lent = None  # who lent a GPU for them does not pay for the next
 
     def _do_is_idle(self, room: str) -> bool:
         waits = any(o.command.args["room"] == room for o in self._orders)

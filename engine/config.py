@@ -102,9 +102,15 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, slots=True)
 class RunnerConfig:
-    """How a step runs on the device. `cuda_graphs`: decode steps replay a captured graph where there is one."""
+    """How a step runs on the device.
+
+    Args:
+        cuda_graphs: decode steps replay a captured graph where there is one.
+        fused: the model's operations are joined into fewer kernels (Triton only).
+    """
 
     cuda_graphs: bool = True
+    fused: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +232,7 @@ KNOBS: dict[str, Knob] = {
     "page_size": Knob("cache", int, Cost.FLUSH, choices=(4, 8, 16, 32, 64), scope=Scope.ENGINE),
     "num_pages": Knob("cache", int, Cost.FLUSH, low=1, high=2**20),
     "cuda_graphs": Knob("runner", bool, Cost.NOTHING),
+    "fused": Knob("runner", bool, Cost.NOTHING, scope=Scope.ENGINE),
 }
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from engine.batch import HostBatch, build_host
 from engine.config import EngineConfig, with_wide_parts
 from engine.errors import reason_of, tell
+from engine.interpreted import Interpreter
 from engine.pages import Arena
 from engine.plan import Clocks, Committed, StepError, StepPlan, StepResult
 from engine.probe import NO_PROBE
@@ -68,6 +69,7 @@ class EngineCore:
         self._next_request = 1
         self._turn = 0
         self._facts: list[object] = []
+        self.interpreter = Interpreter()
         self.open_room("main")
 
     def begin_at(self, start, room: str = "main") -> None:

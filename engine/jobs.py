@@ -34,6 +34,8 @@ from engine.probe import POINTS, Probe, StepProbe
 from engine.recorder import Record
 from engine.rooms import Room
 from engine.runner import DTYPES
+from engine.tiles import TILES_S, Asked, PastStep, traced_tiles
+from engine.tiles import check as check_tiles
 
 TIMEOUT_S = 20.0
 _numbers = itertools.count(1)
@@ -46,9 +48,13 @@ class Job:
         core: on the thread that steps it.
         work: the job's generator; each `advance()` runs it to its next yield.
         timeout: seconds after which it is stopped between two slices.
+        check: raises EngineError for what cannot be done for this room, before the job starts.
     """
 
-    def __init__(self, core: EngineCore, name: str, work: Callable[[Job], Iterator[tuple[float, str]]], timeout: float = TIMEOUT_S) -> None:
+    def __init__(
+        self, core: EngineCore, name: str, work: Callable[[Job], Iterator[tuple[float, str]]], timeout: float = TIMEOUT_S,
+        check: Callable[[str], None] = lambda room: None,
+    ) -> None:  # fmt: skip
         self.core = core
         self.number = next(_numbers)
         self.name = name
@@ -62,6 +68,7 @@ class Job:
         self._scratch: list[str] = []
         self._timeout, self._deadline = timeout, time.monotonic() + timeout
         self._work = work(self)
+        self.check = check
 
     def advance(self) -> bool:
         """One slice, once a turn of the loop; True when it is over (done or out of time). What it raises, it failed with."""
@@ -115,6 +122,7 @@ def start_job(core: EngineCore, name: str, args: Mapping[str, object], room: str
     if make is None:
         raise EngineError("unknown_job", f"There is no job called {name!r}.", name=str(name)[:80])
     job = make(core, **args)
+    job.check(room)
     job.room = room
     return job
 
@@ -152,4 +160,25 @@ def compare(core: EngineCore, knob: str, values: tuple[str | bool, str | bool], 
     return Job(core, "compare", lambda job: compared(job, knob, values, prompts, names), COMPARE_S)
 
 
-JOBS: dict[str, Callable[..., Job]] = {"probe": probe_step, "check_kernels": check_kernels, "compare": compare}
+def tiles(
+    core: EngineCore, layer: int = 0, head: int = 0, seq_id: int | None = None, position: int | None = None, kernel: str | None = None,
+    block_m: int | None = None, block_n: int | None = None, num_splits: int | None = None, past: PastStep | None = None,
+) -> Job:  # fmt: skip
+    """An attention kernel tile by tile; a TileTrace (on a GPU also a TrafficRun) goes into the trace.
+
+    Args:
+        seq_id: None: the one that computes most in the step.
+        position: of the query row; None: the sequence's last one in the step.
+        kernel: None: flash_prefill for more than 8 queries, else flash_decode.
+        block_m, block_n, num_splits: None: as the kernel chooses.
+        past: a recorded step, computed again; None: the next step of the room that has this row.
+    """
+    asked = Asked(layer, head, seq_id, position, kernel, block_m, block_n, num_splits)
+
+    def check(room: str) -> None:
+        check_tiles(core, asked, past, room)
+
+    return Job(core, "tiles", lambda job: traced_tiles(job, asked, past), TILES_S, check)
+
+
+JOBS: dict[str, Callable[..., Job]] = {"probe": probe_step, "check_kernels": check_kernels, "compare": compare, "tiles": tiles}

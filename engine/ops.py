@@ -27,12 +27,21 @@ class Ops:
     rope: Callable
     silu_mul: Callable
     kv_write: Callable
+    embedding: Callable
+    add_rms_norm: Callable
+    rope_kv_write: Callable
+    decode_qkv: Callable
+    decode_linear: Callable
+    decode_gate_up: Callable
     flash_prefill: Callable
+    flash_decode: Callable
+    sample: Callable
+    describe: Callable
     backend: str = "torch"
+    fused: bool = False  # models take the fused operations where they have them
     is_captured: bool = False  # nothing in it asks the host: a CUDA graph may hold it
     plan_attention: Callable = plan_host  # the reference's indices and masks, once a step for all layers
     linear: Callable = F.linear  # cuBLAS's and MKL's; here so that a profiled step can put a clock around them
-    embedding: Callable = F.embedding
 
 
 CALLED = tuple(f.name for f in fields(Ops) if f.default is MISSING)
@@ -67,9 +76,9 @@ def check_kernel(spec: KernelSpec, device: torch.device, dtype: torch.dtype) -> 
         if not cases:
             raise LookupError(f"no case in {dtype}")
         for case in cases:
-            got, want = (_outputs(spec, run, spec.make_inputs(device, dtype, 0, **case.dims)) for run in (spec.fn, spec.ref))
+            got, want = (outputs_of(spec, run, spec.make_inputs(device, dtype, 0, **case.dims)) for run in (spec.fn, spec.ref))
             for a, b in zip(got, want, strict=True):
-                worst = max(worst, _distance(a.float(), b.float()))
+                worst = max(worst, distance(a.float(), b.float()))
     except Exception as error:  # a kernel that does not compile here must not stop the engine
         worst, detail = float("inf"), f"{type(error).__name__}: {error}"[:500]
     passed = worst <= tolerance
@@ -77,14 +86,14 @@ def check_kernel(spec: KernelSpec, device: torch.device, dtype: torch.dtype) -> 
     return KernelReport(spec.name, used, str(device), worst, tolerance, passed, detail)
 
 
-def _distance(a: torch.Tensor, b: torch.Tensor) -> float:
+def distance(a: torch.Tensor, b: torch.Tensor) -> float:
     """max |a − b| / max(1, max |b|); untouched slots are NaN in both and count as equal, in one as infinite."""
     same = (a == b) | (a.isnan() & b.isnan())
     error = torch.where(same, 0.0, (a - b).abs()).max().item() / max(1.0, b.nan_to_num().abs().max().item())
     return error if error == error else float("inf")
 
 
-def _outputs(spec: KernelSpec, run: Callable, inputs: dict) -> list[torch.Tensor]:
+def outputs_of(spec: KernelSpec, run: Callable, inputs: dict) -> list[torch.Tensor]:
     out = run(**inputs)
     if spec.outputs:
         return [inputs[name] for name in spec.outputs]

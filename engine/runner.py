@@ -18,7 +18,7 @@ from engine.batch import Batch, HostBatch, to_device
 from engine.cache import KVLayout, full_layout
 from engine.config import EngineConfig, ModelConfig
 from engine.errors import EngineError
-from engine.graphs import DecodeGraphs, cuda_recorder
+from engine.graphs import DecodeGraphs, cuda_recorder, sampling_arrays
 from engine.models.base import Model
 from engine.ops import Ops
 from engine.plan import Sampled, StepResult
@@ -88,6 +88,7 @@ class ModelRunner:
     def __init__(self, model: Model, config: EngineConfig, ops: Ops) -> None:
         self.model = model
         self.ops = ops
+        self.on_kernels = ops.backend == "triton"
         self.device = torch.device(config.source.device)
         self.last_token = torch.zeros(ROWS, dtype=torch.int64, device=self.device)
         self.arena: torch.Tensor | None = None
@@ -109,6 +110,7 @@ class ModelRunner:
         if not survived:
             survived = self._recut(shape)
         self.config = config
+        self.ops = replace(self.ops, fused=config.runner.fused and self.on_kernels)
         if self.attention is None or self.attention.arena is not self.arena or self.attention.page_size != config.cache.page_size:
             self.attention = FullAttention(self.model.config, self.arena, config.cache.page_size, DTYPES[config.source.dtype], self.ops)
         return survived
@@ -139,7 +141,7 @@ class ModelRunner:
             self.attention.copy_pages(torch.from_numpy(host.copies).to(self.device))
         if host.num_tokens == 0:
             return PendingStep(step_id, (), None)
-        size = self.graphs.size_for(host) if graphs and not probe.active and rows.all_greedy and self.graphs is not None else None
+        size = self.graphs.size_for(host) if graphs and not probe.active and self.graphs is not None else None
         if size is not None:
             return self._return(step_id, rows, self.graphs.run(size, host, rows), size)
         parts = self._parts(host, probe)
@@ -152,7 +154,7 @@ class ModelRunner:
 
     def _parts(self, host: HostBatch, probe) -> Parts:
         """What a step is computed with; a probe may stand between."""
-        parts = Parts(self.model, self.attention, self.ops, sample)
+        parts = Parts(self.model, self.attention, self.ops, self._sample)
         return probe.around(parts, host) if probe.active else parts
 
     @torch.inference_mode()
@@ -177,7 +179,19 @@ class ModelRunner:
         newest = self.last_token.index_select(0, inbox["rows"])
         batch = replace(batch, token_ids=torch.where(inbox["from_row"] > 0, newest, batch.token_ids))
         logits = self.model.logits(self.model.forward(batch, self.attention, self.ops, NO_PROBE))
-        return self._pack(logits, logits.argmax(dim=-1), inbox["rows"])
+        tokens = self.ops.sample(logits, *(inbox[name] for name in ("temperature", "top_k", "top_p", "uniform")))
+        return self._pack(logits, tokens, inbox["rows"])
+
+    def _sample(self, logits: torch.Tensor, rows: SampleRows) -> torch.Tensor:
+        """int64 [s]. The kernel draws as a graph does; where it does not run, torch is quicker than its reference."""
+        if not self.on_kernels:
+            return sample(logits, rows)
+        types = {"top_k": torch.int32, "uniform": torch.float64}
+        arrays = [
+            torch.tensor(values, dtype=types.get(name, torch.float32)).to(self.device, non_blocking=True)
+            for name, values, _ in sampling_arrays(rows)
+        ]
+        return self.ops.sample(logits, *arrays)
 
     def _pack(self, logits: torch.Tensor, tokens: torch.Tensor, row_slots: torch.Tensor) -> torch.Tensor:
         """Keep each row's newest token for a step that is planned before this one returns, and put together what the host
@@ -185,7 +199,7 @@ class ModelRunner:
         self.last_token.index_copy_(0, row_slots, tokens)
         columns = [tokens[:, None].double()]
         if self.config.tracing:
-            chosen, top_ids, top_logprobs = describe(logits, tokens, self.config.top_logprobs)
+            chosen, top_ids, top_logprobs = (self.ops.describe if self.on_kernels else describe)(logits, tokens, self.config.top_logprobs)
             columns += [chosen[:, None].double(), top_ids.double(), top_logprobs.double()]
         return torch.cat(columns, dim=1)
 
@@ -207,7 +221,7 @@ class ModelRunner:
         another arena or another kind of result voids them."""
         if self.record_graph is None or not self.ops.is_captured:
             return None
-        made_for = (self.attention, id(self.last_token), self.config.tracing, self.config.top_logprobs)
+        made_for = (self.attention, self.ops.fused, id(self.last_token), self.config.tracing, self.config.top_logprobs)
         if made_for != self._made_for:
             length = self.config.max_model_len or self.model.config.max_position_embeddings
             width = -(-length // self.config.cache.page_size)

@@ -250,27 +250,28 @@ def _choose(
     position = start + num_tokens - 1 if asked.position is None else asked.position
     kernel = asked.kernel or ("flash_prefill" if num_tokens > MAX_QUERIES else "flash_decode")
     everybody = tuple(i for i, work in enumerate(works) if kernel == "flash_prefill" or work[2] <= MAX_QUERIES)
-    refusal = None
     for members in dict.fromkeys((everybody, (of,))):
         seen = _operands(attention, layer, q, host, works, members)
-        for m, n in _sizes(asked, kernel, interpreted):
-            blocks = plan(kernel, seen, m, n, asked.num_splits)
-            refusal = _over_budget(seen, blocks, interpreted, first=(asked.block_m, asked.block_n) != (m, n))
-            if refusal is None:
-                seq_ids = tuple(works[i][0] for i in members)
-                return Target(kernel, members, seq_ids, members.index(of), position - start, position), seen, blocks
+        blocks = _cut(asked, kernel, seen, interpreted)
+        refusal = _over_budget(seen, blocks, interpreted)
+        if refusal is None:
+            seq_ids = tuple(works[i][0] for i in members)
+            return Target(kernel, members, seq_ids, members.index(of), position - start, position), seen, blocks
     raise refusal
 
 
-def _sizes(asked: Asked, kernel: str, interpreted: bool) -> list[tuple[int | None, int | None]]:
-    """Tile sizes to try: what was asked for; the interpreter pays by the tile and spills no registers, so larger ones too."""
-    sizes = [(asked.block_m, asked.block_n)]
-    if interpreted and sizes == [(None, None)]:
-        sizes += [(64, 64), (128, 128)] if kernel == "flash_prefill" else []
-    return sizes
+def _cut(asked: Asked, kernel: str, it: Operands, interpreted: bool) -> Blocks:
+    """As asked for, else by the kernel's own choice; the interpreter, which pays by the tile and has no registers to
+    spill, gets larger tiles where there would be many."""
+    blocks = plan(kernel, it, asked.block_m, asked.block_n, asked.num_splits)
+    if interpreted and kernel == "flash_prefill" and asked.block_m is None and asked.block_n is None:
+        for size in (64, 128):
+            if count_tiles(it, blocks) > FEW_TILES and blocks.block_m <= size:
+                blocks = plan(kernel, it, size, size)
+    return blocks
 
 
-def _over_budget(it: Operands, blocks: Blocks, interpreted: bool, first: bool) -> EngineError | None:
+def _over_budget(it: Operands, blocks: Blocks, interpreted: bool) -> EngineError | None:
     """Why a launch is too large to be traced; None if it is not."""
     tiles = count_tiles(it, blocks)
     if tiles * (ITEM_BYTES + 12 * blocks.block_m) > MAX_TRACE_BYTES or blocks.log_bytes > MAX_LOG_BYTES:

@@ -331,7 +331,7 @@ def plan_decode(
     """
     (_, hq, d), (_, page_size, hk, dv), (b, blocks) = q.shape, v_cache.shape, block_table.shape
     group, width, itemsize = hq // hk, sum(_widths(d, dv)), q.element_size()
-    largest = (128 if width <= 256 else 64) if itemsize == 2 else (32 if width <= 256 else 16)
+    largest = (128 if width <= 256 else 64) if itemsize == 2 else 16
     block_m = max(16, power_of_two(group), min(largest, power_of_two(group * min(max_query_len, MAX_QUERIES))))
     if block_n is None:
         block_n = max(16, min(64, STAGE_BYTES // (power_of_two(width) * itemsize)))

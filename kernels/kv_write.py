@@ -121,10 +121,10 @@ def kv_write_loop(
 
 def make_inputs(
     device: str, dtype: torch.dtype, seed: int, tokens: int, hk: int, d: int, dv: int = 0, page_size: int = 16,
-    pages: int = 8, layers: int = 1, padding: int = 0,
+    pages: int = 8, layers: int = 1, padding: int = 0, v_pad: int = 3,
 ) -> dict:  # fmt: skip
     """The caches are views into one NaN arena whose pages hold `layers` layers of K and V; the last `padding` rows
-    have slot -1; k is a view into a wider row, as from a fused projection."""
+    have slot -1; k is a view into a wider row, as from a fused projection, v too, by `v_pad` elements."""
     g = make_generator(device, seed)
     dv = dv or d
     k_page, v_page = page_size * hk * d, page_size * hk * dv
@@ -135,7 +135,7 @@ def make_inputs(
     v_cache = arena.as_strided((pages, page_size, hk, dv), (stride, hk * dv, dv, 1), at + k_page)
     slots = torch.randperm(pages * page_size, generator=g, device=device)[:tokens]
     slots[tokens - padding :] = -1
-    k, v = fenced(g, (tokens, hk, d), dtype, row_pad=hk * d), fenced(g, (tokens, hk, dv), dtype, row_pad=3)
+    k, v = fenced(g, (tokens, hk, d), dtype, row_pad=hk * d), fenced(g, (tokens, hk, dv), dtype, row_pad=v_pad)
     return {"k": k, "v": v, "k_cache": k_cache, "v_cache": v_cache, "slot_mapping": slots}
 
 
@@ -165,8 +165,8 @@ SPEC = KernelSpec(
         Case("d13_dv1", {"tokens": 5, "hk": 5, "d": 13, "dv": 1, "layers": 2}),
     ),
     bench_cases=(
-        Case("t8192_8_128", {"tokens": 8192, "hk": 8, "d": 128, "pages": 1024, "layers": 4}),
-        Case("t64_3_64", {"tokens": 64, "hk": 3, "d": 64, "pages": 1024, "layers": 30}),
+        Case("t8192_8_128", {"tokens": 8192, "hk": 8, "d": 128, "pages": 1024, "layers": 4, "v_pad": 1024}),
+        Case("t64_3_64", {"tokens": 64, "hk": 3, "d": 64, "pages": 1024, "layers": 30, "v_pad": 192}),
     ),
     flops=_flops,
     bytes=_bytes,

@@ -56,8 +56,8 @@ def _rope_kv_write_kernel(
     block = tl.program_id(1)
     q_blocks: tl.constexpr = (HQ + BLOCK_HQ - 1) // BLOCK_HQ
     if block < q_blocks:
-        head = block * BLOCK_HQ + tl.arange(0, BLOCK_HQ).to(tl.int64)
-        rotate_heads(q + token * stride_qt, head, HQ, stride_qh, cos, sin, positions, token, num_positions,
+        q_head = block * BLOCK_HQ + tl.arange(0, BLOCK_HQ).to(tl.int64)
+        rotate_heads(q + token * stride_qt, q_head, HQ, stride_qh, cos, sin, positions, token, num_positions,
                      stride_cos, stride_sin, H, BLOCK_F)  # fmt: skip
     else:
         head = (block - q_blocks) * BLOCK_HK + tl.arange(0, BLOCK_HK).to(tl.int64)

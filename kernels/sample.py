@@ -54,17 +54,18 @@ def order_keys(x: torch.Tensor) -> torch.Tensor:
     return (key << ID_BITS) | (MAX_V - 1 - torch.arange(x.shape[-1], device=x.device))
 
 
-def gumbel_ref(seed: int, position: int, v: int, device: torch.device | str = "cpu") -> torch.Tensor:
-    """The noise of a row, fp64 [v]: Philox 4x32-10 with key seed and counter (id, position), its first word."""
-    low, high = torch.full((v,), position & 0xFFFFFFFF, device=device), torch.full((v,), (position >> 32) & 0xFFFFFFFF, device=device)
-    c = [torch.arange(v, device=device), low, high, torch.zeros(v, dtype=torch.int64, device=device)]
-    k = [seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF]
+def gumbel_ref(seeds: torch.Tensor, positions: torch.Tensor, v: int) -> torch.Tensor:
+    """The noise of rows, fp64 [s, v]: Philox 4x32-10 with key seed and counter (id, position), its first word.
+    seeds, positions: [s] int64."""
+    word = 0xFFFFFFFF
+    ids, seeds, positions = torch.arange(v, device=seeds.device)[None, :], seeds[:, None], positions[:, None]
+    c = [ids, positions & word, (positions >> 32) & word, torch.zeros_like(ids)]
+    k = [seeds & word, (seeds >> 32) & word]
     for _ in range(10):
         (low_a, high_a), (low_b, high_b) = _product(0xD2511F53, c[0]), _product(0xCD9E8D57, c[2])
         c = [high_b ^ c[1] ^ k[0], low_b, high_a ^ c[3] ^ k[1], low_a]
-        k = [(k[0] + 0x9E3779B9) & 0xFFFFFFFF, (k[1] + 0xBB67AE85) & 0xFFFFFFFF]
-    r = (c[0].double() + 0.5) * 2.0**-32
-    return -torch.log(-torch.log1p(-r))
+        k = [(k[0] + 0x9E3779B9) & word, (k[1] + 0xBB67AE85) & word]
+    return -torch.log(-torch.log1p(-(c[0].double() + 0.5) * 2.0**-32))
 
 
 def _product(a: int, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -96,13 +97,13 @@ def sample_ref(
     for i, (t, k, p) in enumerate(rows):
         if t > 0:
             u = None if uniform is None else float(uniform[i])
-            noise = None if seeds is None else (int(seeds[i]), int(positions[i]))
+            noise = None if seeds is None else gumbel_ref(seeds[i : i + 1], positions[i : i + 1], logits.shape[1])[0]
             tokens[i] = draw_ref(logits[i], t, k, p, u, noise)
     return tokens
 
 
-def draw_ref(x: torch.Tensor, t: float, k: int, p: float, u: float | None, noise: tuple[int, int] | None) -> torch.Tensor:
-    """One row [v] of sample_ref: temperature t, top_k k, top_p p, uniform u or noise (seed, position)."""
+def draw_ref(x: torch.Tensor, t: float, k: int, p: float, u: float | None, noise: torch.Tensor | None) -> torch.Tensor:
+    """One row [v] of sample_ref: temperature t, top_k k, top_p p, uniform u or Gumbel noise [v]."""
     x = torch.where(x.isnan(), torch.inf, x).double()
     x = torch.where(x == x.max(), 0.0, (x - x.max()) / t)
     ids = None
@@ -113,8 +114,7 @@ def draw_ref(x: torch.Tensor, t: float, k: int, p: float, u: float | None, noise
     if p < 1:
         mass = torch.where(mass.cumsum(-1) - mass < p, mass, 0.0)
     if u is None:
-        score = mass.log() + (gumbel_ref(*noise, MAX_V, x.device)[: len(x)] if ids is None else gumbel_ref(*noise, MAX_V, x.device)[ids])
-        at = score.argmax()
+        at = (mass.log() + (noise if ids is None else noise[ids])).argmax()
     else:
         cdf = mass.cumsum(-1)
         at = torch.searchsorted(cdf, cdf.new_tensor([u]) * cdf[-1], right=True)[0]
@@ -314,8 +314,7 @@ def _draw_cut(
     tops = tl.where(g < GROUPS, tops, -1)
     bound = _find(tops, (g < GROUPS).to(tl.int64), tl.where(k > 0, k, NUCLEUS) - 1, 32)
     chosen = tops >= bound
-    place = tl.cumsum(chosen.to(tl.int32), axis=0) - 1
-    tl.store(group_list + place, g, mask=chosen)
+    tl.store(group_list + tl.cumsum(chosen.to(tl.int32), axis=0) - 1, g, mask=chosen)
     lists = tl.sum(chosen.to(tl.int32), axis=0)
     tl.debug_barrier()  # other threads of this program read the list
     n = tl.full((), 0, tl.int32)

@@ -42,9 +42,10 @@ def nearest(found: Iterable[A], step: int) -> A | None:
 
 
 def ceilings(trace: Trace, device: str | None = None) -> Ceilings | None:
-    """The newest that has both ceilings, of this device (None: of any)."""
+    """The newest that has both ceilings, of this device (None: of any). A remark in brackets behind a device's name, as
+    "(Triton interpreter)", is not part of it."""
     whole = (c for c in of_kind(trace, Ceilings) if positive(c.copy_gbps) and positive(c.matmul_tflops))
-    return next((c for c in reversed(tuple(whole)) if device is None or c.device == device), None)
+    return next((c for c in reversed(tuple(whole)) if device is None or device == c.device or device.startswith(f"{c.device} (")), None)
 
 
 def ridge(top: Ceilings) -> float:

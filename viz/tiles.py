@@ -54,6 +54,8 @@ def whole(it: TileTrace) -> bool:
 
 def _whole(it: TileTrace) -> bool:
     tiles, n = it.tiles, len(it.tiles)
+    if it.provenance not in ("measured", "recomputed"):
+        return False
     counts = (it.block_q, it.block_m, it.block_n, it.num_splits, it.heads, it.kv_heads, it.head_dim)
     if tiles.dtype != TILE or tiles.ndim != 1 or not 0 < n <= MOST_TILES or min(counts) < 1 or it.heads % it.kv_heads:
         return False
@@ -154,8 +156,8 @@ def matrix(it: TileTrace, seq_id: int, kv_head: int) -> Matrix | None:
 
 def _block(it: TileTrace, at: np.ndarray) -> Block:
     """The row's own order where this is its program; else the clock's, else the log's."""
-    rows = it.tiles[at]
-    own = tuple(i for i in it.row_tiles.tolist() if i in set(at.tolist()))
+    rows, inside = it.tiles[at], set(at.tolist())
+    own = tuple(i for i in it.row_tiles.tolist() if i in inside)
     order = own if len(own) == len(at) else tuple(at[np.argsort(rows["start_ns"], kind="stable")].tolist())
     first = rows[0]
     return Block(int(first["program"]), int(first["q_start"]), int(first["num_q"]), int(first["split"]), order)

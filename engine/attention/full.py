@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import torch
 
+from engine.attention.base import Projection, Rope
 from engine.batch import Batch, HostBatch
 from engine.config import ModelConfig
 from engine.ops import Ops, torch_ops
+from kernels.flash_decode import MAX_QUERIES
 
 
 def bytes_per_token(config: ModelConfig, itemsize: int) -> int:
@@ -36,7 +38,9 @@ class FullAttention:
         self.page_size = page_size
         self.scale = dim**-0.5
         self.ops = ops
-        self.on_reference = ops.flash_prefill is torch_ops().flash_prefill
+        reference = torch_ops()
+        self.on_reference = ops.flash_prefill is reference.flash_prefill
+        self.has_decode = ops.flash_decode is not reference.flash_decode
         self.k = [flat.as_strided(shape, stride, (2 * layer) * part) for layer in range(config.num_layers)]
         self.v = [flat.as_strided(shape, stride, (2 * layer + 1) * part) for layer in range(config.num_layers)]
 
@@ -50,11 +54,32 @@ class FullAttention:
     def write(self, layer: int, k: torch.Tensor, v: torch.Tensor, batch: Batch) -> None:
         self.ops.kv_write(k, v, self.k[layer], self.v[layer], batch.slot_mapping)
 
-    def attend(self, layer: int, q: torch.Tensor, batch: Batch) -> torch.Tensor:
-        return self.ops.flash_prefill(
-            q, self.k[layer], self.v[layer], batch.block_table, batch.cu_seqlens, batch.seq_lens, self.scale,
-            batch.host.max_query_len, host=batch.attention_plan,
+    def rotate_and_write(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rope: Rope, batch: Batch) -> None:
+        self.ops.rope_kv_write(q, k, v, *rope, batch.positions, self.k[layer], self.v[layer], batch.slot_mapping)
+
+    def project_and_write(self, layer: int, x: torch.Tensor, projection: Projection, rope: Rope, batch: Batch) -> torch.Tensor:
+        norm, eps, weight, bias = projection
+        heads = weight.shape[0] // self.k[layer].shape[3] - 2 * self.k[layer].shape[2]
+        q = x.new_empty(len(x), heads, self.k[layer].shape[3])
+        self.ops.decode_qkv(
+            x, norm, weight, eps, *rope, batch.positions, batch.slot_mapping, q, self.k[layer], self.v[layer], bias, x.is_cuda
         )  # fmt: skip
+        return q
+
+    def attend(self, layer: int, q: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """Sequences with few queries go to the split-KV kernel, the others to the prefill kernel: by their own number, never
+        by what else is in the batch."""
+        longest = batch.host.max_query_len
+        inputs = (
+            q, self.k[layer], self.v[layer], batch.block_table, batch.cu_seqlens, batch.seq_lens, self.scale, longest
+        )  # fmt: skip
+        if self.on_reference or not self.has_decode:
+            return self.ops.flash_prefill(*inputs, host=batch.attention_plan)
+        if longest <= MAX_QUERIES:
+            return self.ops.flash_decode(*inputs)
+        if batch.host.min_query_len > MAX_QUERIES:
+            return self.ops.flash_prefill(*inputs)
+        return self.ops.flash_decode(*inputs, out=self.ops.flash_prefill(*inputs, min_query_len=MAX_QUERIES + 1))
 
     def copy_pages(self, copies: torch.Tensor) -> None:
         self.arena[copies[:, 1]] = self.arena[copies[:, 0]]

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from engine.attention.base import Attention
+from engine.attention.base import Attention, Projection, Rope
 from engine.batch import Batch
 from engine.config import ModelConfig
 from engine.models.base import Param
@@ -31,6 +31,7 @@ from engine.models.rope import parse_rope, rope_tables
 from engine.ops import Ops
 
 HEAD_CHUNK = 8192  # vocabulary rows widened at a time where no matmul writes fp32 from half precision
+FEW_ROWS = 16  # more are cuBLAS's
 
 
 def decoder_config(family: str, config: Mapping, *, head_dim: int | None = None) -> ModelConfig:
@@ -148,6 +149,8 @@ class Decoder:
 
     def forward(self, batch: Batch, attention: Attention, ops: Ops, probe) -> torch.Tensor:
         """Hidden states [t, hidden] after the final norm."""
+        if ops.fused and not probe.active:
+            return self._few_rows(batch, attention, ops) if self._fits(batch) else self._many_rows(batch, attention, ops)
         config, eps, positions = self.config, self.config.rms_norm_eps, batch.positions
         heads, kv, dim = config.num_heads, config.num_kv_heads, config.head_dim
         parts, rows, watched = (heads, kv, kv), len(batch.token_ids), probe.active
@@ -171,6 +174,41 @@ class Decoder:
                 probe.keep("mlp.out", index, y)
                 probe.keep("hidden", index, x)
         return ops.rms_norm(x, self.norm, eps)
+
+    def _fits(self, batch: Batch) -> bool:
+        """Whether the decode kernels can run this batch: few rows, and nothing between projection and rope."""
+        return len(batch.token_ids) <= FEW_ROWS and type(self).queries_keys is Decoder.queries_keys
+
+    def _few_rows(self, batch: Batch, attention: Attention, ops: Ops) -> torch.Tensor:
+        """Five kernels a layer, bound by reading the weights once; each lets the next begin to load its own (PDL)."""
+        eps, rows = self.config.rms_norm_eps, len(batch.token_ids)
+        x = ops.embedding(batch.token_ids, self.embedding)  # the residual stream, written in place
+        rope, pdl = Rope(self.cos, self.sin), x.is_cuda
+        for index, layer in enumerate(self.layers):
+            q = attention.project_and_write(index, x, Projection(layer.input_norm, eps, layer.qkv, layer.qkv_bias), rope, batch)
+            out = attention.attend(index, q, batch).view(rows, -1)
+            ops.decode_linear(out, layer.o, x, layer.o_bias, pdl)
+            y = ops.decode_gate_up(x, layer.post_norm, layer.gate_up, eps, layer.gate_up_bias, pdl)
+            ops.decode_linear(y, layer.down, x, layer.down_bias, pdl)
+        return ops.rms_norm(x, self.norm, eps)
+
+    def _many_rows(self, batch: Batch, attention: Attention, ops: Ops) -> torch.Tensor:
+        """cuBLAS's matmuls between fused memory-bound kernels."""
+        config, eps, rows = self.config, self.config.rms_norm_eps, len(batch.token_ids)
+        heads, kv, dim = config.num_heads, config.num_kv_heads, config.head_dim
+        x, rope = ops.embedding(batch.token_ids, self.embedding), Rope(self.cos, self.sin)
+        y = ops.rms_norm(x, self.layers[0].input_norm, eps)
+        following = [layer.input_norm for layer in self.layers[1:]] + [self.norm]
+        for index, (layer, next_norm) in enumerate(zip(self.layers, following, strict=True)):
+            q, k, v = ops.linear(y, layer.qkv, layer.qkv_bias).view(rows, heads + 2 * kv, dim).split((heads, kv, kv), 1)
+            q, k = self.queries_keys(layer, q, k, ops)
+            attention.rotate_and_write(index, q, k, v, rope, batch)
+            out = attention.attend(index, q, batch)
+            y = ops.linear(out.reshape(rows, heads * dim), layer.o, layer.o_bias)
+            y, x = ops.add_rms_norm(y, x, layer.post_norm, eps)
+            y = ops.linear(ops.silu_mul(ops.linear(y, layer.gate_up, layer.gate_up_bias)), layer.down, layer.down_bias)
+            y, x = ops.add_rms_norm(y, x, next_norm, eps)
+        return y
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """fp32 [s, vocab] of the chosen rows [s, hidden]."""

@@ -39,7 +39,7 @@ class FakeSession:
     def status(self, room: str):
         return SimpleNamespace(state="idle")
 
-    def ask(self, name: str, **args: object) -> None:
+    def ask(self, name: str, /, **args: object) -> None:
         self.commands.append((name, args))
         if self.refusing:
             raise EngineError(self.refusing, "No.")

@@ -15,8 +15,10 @@ import pytest
 
 from benchmarks.browser import app, chromium, page
 from engine import recording
-from engine.generate import main
+from engine.generate import main, print_results, result_of
 from engine.recording import load
+from engine.trace import TABLES, Trace
+from tests.factories import make_trace
 from viz.registry import load_views
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -209,6 +211,17 @@ def test_the_program_itself_refuses_bytes_that_are_no_text_without_a_traceback(t
     done = run("--model", str(tiny_llama), "--prompt", b"a\xff")
     assert (done.returncode, done.stdout) == (2, b"")
     assert done.stderr == b"error: The prompt is not valid Unicode at character 1.\n"
+
+
+def test_a_sample_whose_end_the_record_has_lost_is_printed_without_a_reason(capsys):
+    whole = make_trace()
+    trace = Trace({name: getattr(whole, name) for name in TABLES if name != "finishes"}, whole.sequences, meta=whole.meta)
+    result = result_of(trace, 1, "hello")
+    assert result["finish_reason"] is None and len(result["token_ids"]) == 12
+    print_results([result], as_json=False)
+    assert capsys.readouterr().out.startswith("--- 'hello' (not recorded, 12 tokens)")
+    print_results([result], as_json=True)
+    assert json.loads(capsys.readouterr().out)["requests"][0]["finish_reason"] is None
 
 
 def test_a_terminal_without_unicode_gets_valid_json(tiny_llama):

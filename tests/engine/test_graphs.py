@@ -72,9 +72,11 @@ def test_pages_that_were_taken_away_and_given_to_others_are_followed(tiny_llama:
     assert any(len(r.plan.preempted) for r in core.rooms["main"].recorder._records)
 
 
-def test_a_step_that_samples_runs_eagerly_until_the_graph_samples_too(tiny_llama: Path) -> None:
-    warm = replace(GREEDY, temperature=0.8, seed=7)
-    assert outputs(make(tiny_llama, True), warm)[0] == outputs(make(tiny_llama, False), warm)[0]
+@pytest.mark.parametrize("more", [{}, {"top_k": 7}, {"top_p": 0.6}], ids=str)
+def test_a_graph_draws_the_tokens_that_an_eager_step_draws(tiny_llama: Path, more: dict) -> None:
+    warm = replace(GREEDY, temperature=0.8, seed=7, **more)
+    (graphs, sizes), (eager, _) = outputs(make(tiny_llama, True), warm), outputs(make(tiny_llama, False), warm)
+    assert graphs == eager and max(sizes) > 0
 
 
 def test_another_arena_or_other_results_void_the_graphs(tiny_llama: Path) -> None:

@@ -17,6 +17,7 @@ from engine.models.qwen3 import Qwen3
 from engine.models.registry import find_family, load_families, parse_config
 from engine.models.rope import parse_rope, rope_tables
 from engine.models.weights import read_config
+from engine.ops import torch_ops
 from engine.probe import POINTS, Probe
 from tests.engine.model_harness import Harness
 
@@ -90,13 +91,14 @@ def worst(a, b):
 
 
 def agree(model, mine):
-    """Whole prompt at once, then in chunks, then token by token."""
+    """Whole prompt at once, then in chunks, then token by token; by single and by fused operations."""
     want = hf_logits(model, IDS)
-    assert worst(Harness(mine).logits(IDS), want) < 1e-4
-    harness = Harness(mine)
-    parts = [harness.logits(IDS[start:stop], start) for start, stop in ((0, 7), (7, 16), (16, 190))]
-    parts += [harness.logits([IDS[at]], at) for at in range(190, LENGTH)]
-    assert worst(torch.cat(parts), want) < 1e-4
+    for ops in (torch_ops(), replace(torch_ops(), fused=True)):
+        assert worst(Harness(mine, ops=ops).logits(IDS), want) < 1e-4
+        harness = Harness(mine, ops=ops)
+        parts = [harness.logits(IDS[start:stop], start) for start, stop in ((0, 7), (7, 16), (16, 190))]
+        parts += [harness.logits([IDS[at]], at) for at in range(190, LENGTH)]
+        assert worst(torch.cat(parts), want) < 1e-4
     return want
 
 

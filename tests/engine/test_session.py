@@ -7,13 +7,16 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
 from safetensors.torch import load_file, save_file
 
+import engine.session
 from engine.config import CacheConfig, EngineConfig, ModelSource, SchedulerConfig
 from engine.errors import EngineError
+from engine.messages import Died
 from engine.request import FinishReason, SamplingParams
 from engine.session import Session
 from engine.workloads import WORKLOADS
@@ -177,6 +180,51 @@ def test_a_dead_process_is_seen_and_a_new_one_goes_on(tiny_llama):
         assert len(trace.text_of(again.seq_ids[0])) > 0
     finally:
         session.close()
+
+
+def test_two_people_who_press_restart_get_one_new_engine(tiny_llama, monkeypatch):
+    session, launched = make_session(tiny_llama), []
+
+    def launch(starts):
+        time.sleep(0.2)
+        launched.append(starts)
+        session._state = "loading"
+
+    try:
+        session._take(Died("The engine stopped: it broke."), session._generation)
+        with monkeypatch.context() as patch:
+            patch.setattr(session, "_launch", launch)
+            both = [threading.Thread(target=session.restart) for _ in range(2)]
+            for thread in both:
+                thread.start()
+            for thread in both:
+                thread.join()
+        assert len(launched) == 1
+    finally:
+        session._inbox.put(None)
+
+
+def test_a_command_to_an_engine_that_dies_just_then_is_answered(tiny_llama, monkeypatch):
+    session = make_session(tiny_llama)
+    numbers = session._numbers
+
+    def dies_first():
+        session._take(Died("The engine stopped: it broke.", "Traceback"), session._generation)
+        return next(numbers)
+
+    monkeypatch.setattr(engine.session, "ANSWER_S", 0.3)
+    session._numbers = iter(dies_first, None)
+    with pytest.raises(EngineError) as refused:
+        session.ask("play", room="main")
+    assert refused.value.sentence == "The engine stopped: it broke." and not session._answers
+    session._inbox.put(None)
+
+
+def test_what_another_process_says_of_its_death_is_told(tiny_llama, capsys):
+    session = make_session(tiny_llama)
+    session._take(Died("The engine stopped: it broke.", "Traceback: where it broke"), session._generation)
+    assert "where it broke" in capsys.readouterr().err and session.status().sentence == "The engine stopped: it broke."
+    session._inbox.put(None)
 
 
 def test_the_model_that_cannot_be_loaded_is_said(tmp_path):

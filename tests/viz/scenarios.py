@@ -8,6 +8,7 @@ from engine.compare import last_requests
 from engine.jobs import start_job
 from engine.trace import TABLES, Trace
 from tests.factories import add, make_core, make_trace, prompt_of, run, trace_of
+from tests.viz import kernel_scenarios, tile_scenarios
 
 
 def empty() -> Trace:
@@ -148,9 +149,30 @@ def with_comparison() -> Trace:
     return compared("contiguous")
 
 
-MAKERS = {
-    f.__name__: f for f in (empty, one_step, long, preempted, broken, crowded, large_pool, ahead, static, slabs, no_cache, hostile, with_comparison)
-} | {"busy": make_trace}
+def with_kernels() -> Trace:
+    return kernel_scenarios.kernels("prefill")
+
+
+def broken_artifacts() -> Trace:
+    return kernel_scenarios.kernels("unusable")
+
+
+TILE_VIEWS, KERNEL_VIEWS = ("flash_tiles", "sm_timeline"), ("memory_traffic", "roofline", "kernel_page")
+
+
+@cache
+def own_traces(view: str) -> tuple[Trace, ...]:
+    """Traces with what a view of artifacts is about; none for a view of the steps themselves."""
+    if view == "compare":
+        return tuple(compared(kind) for kind in COMPARED)
+    if view in TILE_VIEWS:
+        return tuple(make() for make in tile_scenarios.TRACES.values())
+    return tuple(kernel_scenarios.kernels(name) for name in kernel_scenarios.KERNEL_MAKERS) if view in KERNEL_VIEWS else ()
+
+
+_RUNS = (empty, one_step, long, preempted, broken, crowded, large_pool, ahead, static, slabs, no_cache, hostile)
+_WITH_ARTIFACTS = (with_comparison, with_kernels, broken_artifacts)
+MAKERS = {f.__name__: f for f in (*_RUNS, *_WITH_ARTIFACTS)} | {"busy": make_trace}
 
 
 @cache

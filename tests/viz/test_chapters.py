@@ -17,9 +17,10 @@ from engine.recording import load
 from engine.session import Session
 from engine.trace import Trace
 from engine.workloads import TEACHING, WORKLOADS, Workload
-from tests.factories import VOCAB, add, make_core, trace_of
+from tests.factories import VOCAB, add, make_core, prompt_of, trace_of
 from viz import registry
 from viz.chapter import Beat, Chapter, Predict, Said, decided, find, next_step, say
+from viz.chapters import super_sequence
 from viz.registry import load_chapters, load_views, to_translate
 from viz.view import ViewState, render
 from viz.words.catalogue import words
@@ -219,6 +220,21 @@ def test_who_is_selected_is_named_on_the_main_panel(chapter: Chapter, runs: Runs
         if selected is not None:
             seq_id = int(selected.removeprefix("seq:"))
             assert scene.trace.name(seq_id) in frames[0].summary + " ".join(label.text for label in frames[0].labels)
+
+
+def test_a_row_that_gets_no_token_is_one_of_the_step_that_was_asked_about() -> None:
+    """Somebody who joined in the step that decides has no row in the one before it."""
+    core = make_core(pages=40, page_size=8, max_num_seqs=4, max_num_batched_tokens=16)
+    add(core, prompt_of(60, 1), 4)
+    core.step()
+    assert core.abort(1)
+    add(core, prompt_of(60, 2), 4)
+    core.step()
+    trace = trace_of(core)
+    asked, later = trace.steps["step_id"].tolist()[:2]
+    silent = trace.step(later).works
+    assert silent["samples"].tolist() == [0] and not len(trace.step(asked).works[trace.step(asked).works["seq_id"] == silent["seq_id"][0]])
+    assert super_sequence._without_token(trace, asked, later) == frozenset()
 
 
 # ---- what they are made of ----

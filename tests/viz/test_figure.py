@@ -113,6 +113,7 @@ def test_units():
     assert [theme.data_size(b) for b in (96, 1536, 192 * 2**30)] == ["96 B", "1.5 KiB", "192 GiB"]
     assert theme.rate(18_500, "tok/s") == "18.5 ktok/s" and theme.rate(4.25e12, "B/s") == "4.25 TB/s"
     assert theme.count(1234567) == "1,234,567" and theme.percent(6, 100) == "6 %" and theme.percent(1, 0) == "0 %"
+    assert [theme.round_up(v) for v in (0, 1, 1.01, 350, 700, 1e6, 9.1e6)] == [1, 1, 1.5, 400, 800, 1e6, 1e7]
 
 
 def test_the_stage_and_the_figure_load_no_engine():

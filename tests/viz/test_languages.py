@@ -22,7 +22,7 @@ from viz import calculator
 from viz.layout import ADVANCE, NOT_FIRST, text_em, wrap
 from viz.registry import load_chapters, load_views, load_words, to_translate
 from viz.view import BADGES, ViewState, render
-from viz.words import errors
+from viz.words import catalogue, errors
 from viz.words.caption import MAX_CAPTION, caption
 from viz.words.catalogue import Template, words
 from viz.words.en import WORDS as ENGLISH
@@ -85,6 +85,18 @@ def test_japanese_is_written_in_japanese() -> None:
 def test_english_gives_the_plural_where_a_number_stands_before_a_noun() -> None:
     assert words("en")("ui.perSecond", n=1) == "1 step/s" and words("en")("ui.perSecond", n=0.5) == "0.5 steps/s"
     assert words("ja")("ui.perSecond", n=1) == "1ステップ/秒"
+
+
+@pytest.mark.parametrize("language", ["ui", "xx", "UI-x", "", "e", "catalogue", "../en", "\0\0", "ｅｎ", "en\n"])
+def test_what_is_no_language_is_english(language: str) -> None:
+    assert words(language).language == "en" and words(language)("blocks", n=3) == "3 blocks"
+
+
+def test_nothing_that_is_asked_for_is_kept() -> None:
+    for n in range(500):
+        words(f"ja-{n}"), words(f"x{n}"), client_words(f"y{n}")
+    assert catalogue._catalogue.cache_info().currsize <= len(LANGUAGES)
+    assert words("ja-JP").language == "ja" == words("JA").language
 
 
 # ---- captions ----

@@ -21,6 +21,7 @@ from viz.stage.chips import chips
 from viz.stage.composer import draw
 from viz.stage.hub import Refused
 from viz.stage.lobby import Lobby, Shelf
+from viz.stage.people import People
 from viz.stage.pins import PinConfig, Pins, offer_links
 from viz.stage.viewer import _CHECKS
 from viz.view import QUERY_KEYS, ViewState
@@ -209,6 +210,28 @@ def test_a_viewer_pins_the_step_that_it_sees():
             reply = ask(browser, number, step=step)
             assert reply.get("step") == 60 or reply["code"] == "pins_busy"
         assert ask(browser, 9)["code"] == "pins_busy"
+
+
+class Hides(HandSource):
+    def hide(self, room, requests):
+        pass
+
+
+def test_a_link_to_a_text_that_the_host_hides_leads_nowhere_any_more():
+    stage = stage_with(Hides())
+    People(stage.hub)
+    with stage.client.websocket_connect("/glass/ws") as ws:
+        browser = Browser(ws)
+        trace = stage.source.trace("main")
+        shown = int(trace.step(20).works["seq_id"][0])
+        names = [ask(browser, 1, step=20)["rec"], stage.pins.keep(trace, 20, {}, "other")]
+        for number, (request, on) in enumerate(((999, True), (trace.sequences[shown].request_id, False)), 2):
+            browser.say(t="command", id=number, name="people_hide", args={"request_id": request, "on": on})
+            browser.take("reply")
+            assert all(name in stage.pins for name in names), "no text of theirs was hidden"
+        browser.say(t="command", id=9, name="people_hide", args={"request_id": trace.sequences[shown].request_id})
+        assert browser.take("reply")["result"]["ok"]
+        assert [stage.pins.find(name) is None for name in names] == [True, False], "another room's request has the same number"
 
 
 def land(lobby: Lobby, **said) -> object:

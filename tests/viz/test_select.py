@@ -12,8 +12,8 @@ from tests.factories import add, fake_continuation, make_core, prompt_of, run, t
 from tests.viz.scenarios import MAKERS, scenario
 from viz.fold import Sees, fold, sees, share
 from viz.lanes import Cell, lanes, queue
-from viz.select import PageState, hues, identity, live_at, padded, page_cells, selected, tail, token_ids
-from viz.theme import NUM_REQUEST_COLORS
+from viz.select import PageState, hues, identity, live_at, newest_tokens, padded, page_cells, selected, tail, token_ids
+from viz.theme import HUES, NUM_REQUEST_COLORS
 
 BUSY = [name for name in MAKERS if name != "empty"]
 
@@ -55,6 +55,13 @@ def test_the_stage_gets_the_same_hues_as_the_views() -> None:
     for step in (0, 5, 12):
         live = live_at(trace, step)
         assert hues(trace, live, None) == {i: identity(trace, step).slot(i) for i in live}
+
+
+def test_the_codes_of_an_array_are_the_codes_of_its_elements() -> None:
+    trace = scenario("busy")
+    who, seq_ids = identity(trace, 9), np.array([[1, 2, 3], [3, -1, 1]])
+    assert who.codes(seq_ids).tolist() == [[who.code(i) for i in line] for line in seq_ids.tolist()]
+    assert who.codes(seq_ids[:0]).shape == (0, 3) and [HUES[who.code(i)] for i in (1, 2, 3)] == [who.color(i) for i in (1, 2, 3)]
 
 
 def test_a_selection_speaks_of_sequences() -> None:
@@ -297,3 +304,16 @@ def test_a_token_that_is_part_of_a_character_shows_what_became_certain() -> None
 def test_wait_reasons_are_all_known_to_the_views() -> None:
     seen = {int(code) for name in BUSY for code in scenario(name).waits["reason"]}
     assert len(seen) >= 5 and max(seen) < len(WaitReason)
+
+
+def test_tokens_are_found_also_while_another_thread_empties_the_memo() -> None:
+    class Emptied(dict):
+        def __setitem__(self, key, value) -> None:
+            """As if another thread had drawn many steps right after."""
+
+    found, trace = [], scenario("busy")
+    for memo in ({}, Emptied()):
+        trace.__dict__["_token_windows"] = memo
+        found.append(newest_tokens(trace, 1, trace.last_step, 5).tolist())
+    del trace.__dict__["_token_windows"]
+    assert found[0] == found[1] != []

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import struct
+import threading
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
+import httpx
+import numpy as np
 import pytest
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
-from engine.trace import Trace
+from engine.request import FinishReason
+from engine.trace import FINISH_REASONS, Trace
+from tests.factories import add, make_core, prompt_of, run, trace_of
+from tests.viz.scenarios import scenario
 from tests.viz.test_stage_support import HOSTILE, VIEWS, HandSource, caption, make_trace
-from viz.stage import chips, codec, timeline
-from viz.stage.hub import Hub, HubConfig
+from viz.moments import begun
+from viz.stage import chips, codec, export, timeline
+from viz.stage import routes as routes_module
+from viz.stage.hub import Hub, HubConfig, Refused
+from viz.stage.lobby import Lobby, Shelf
 from viz.stage.routes import routes
-from viz.stage.source import RecordingSource, Source
+from viz.stage.source import Landing, RecordingSource, Source
 
 
 class Browser:
@@ -362,3 +373,257 @@ def test_the_timeline_bins_steps_and_keeps_events():
     assert facts == {"first": 0, "last": 399, "bins": 100} and load.dtype == flags.dtype == "uint8"
     assert flags[0] & timeline.JOIN and (flags & timeline.FINISH).any() and (flags & timeline.PREEMPT).any()
     assert timeline.timeline(Trace())[0]["bins"] == 0
+
+
+# ---- uploads and files ----
+
+
+def upload(stage, viewer: str, content, **more):
+    return stage.client.post(f"/glass/recording?viewer={viewer}&name=a.glass", content=content, **more)
+
+
+def test_who_may_not_open_a_recording_is_refused_before_it_is_read(monkeypatch):
+    stage = setup()
+
+    def no(viewer, name, args):
+        raise Refused("host_only", "Only the host may do that.")
+
+    with stage.client.websocket_connect("/glass/ws") as ws:
+        viewer = Browser(ws).welcome["viewer"]
+        stage.hub.gates.append(no)
+        monkeypatch.setattr(routes_module, "_body", pytest.fail)
+        answer = upload(stage, viewer, b"x" * 1000)
+        assert answer.status_code == 409 and answer.json()["code"] == "host_only"
+
+
+def test_a_file_that_is_too_large_is_refused_with_the_limit():
+    stage = setup(max_upload=2 << 20)
+    with stage.client.websocket_connect("/glass/ws") as ws:
+        viewer = Browser(ws).welcome["viewer"]
+        answer = upload(stage, viewer, b"x" * (2 << 20))
+        assert answer.json()["size"] == 2 << 20
+        answer = upload(stage, viewer, b"x" * ((2 << 20) + 1))
+        assert answer.status_code == 413 and answer.json()["fields"] == {"limit": 2}
+        assert answer.json()["sentence"] == "The file is larger than 2 MiB. Save fewer steps."
+
+
+@pytest.mark.anyio
+async def test_one_recording_is_opened_at_a_time_and_one_that_never_arrives_is_given_up(monkeypatch):
+    monkeypatch.setattr(routes_module, "UPLOAD_SECONDS", 0.3)
+    stage = setup()
+    viewer = await stage.hub.join({}, "websocket")
+    transport = httpx.ASGITransport(stage.client.app)
+
+    async def never():
+        yield b"x"
+        await asyncio.sleep(30)
+
+    async with httpx.AsyncClient(transport=transport, base_url="http://testserver") as client:
+        post = lambda content: client.post("/glass/recording", params={"viewer": viewer.id}, content=content)  # noqa: E731
+        slow = asyncio.create_task(post(never()))
+        await asyncio.sleep(0.1)
+        assert (await post(b"abc")).json()["code"] == "upload_busy"
+        assert (await slow).json()["code"] == "upload_slow"
+        assert (await post(b"abc")).json()["ok"]
+
+
+def test_saving_and_pictures_are_counted_too(monkeypatch):
+    monkeypatch.setattr(export, "PER_MINUTE", 2)
+    monkeypatch.setattr(export, "PICTURES_PER_MINUTE", 3)
+    stage = setup()
+    with stage.client.websocket_connect("/glass/ws") as ws:
+        viewer = Browser(ws).welcome["viewer"]
+        saved = [stage.client.get(f"/glass/recording?viewer={viewer}").status_code for _ in range(3)]
+        drawn = [stage.client.get(f"/glass/figure.json?viewer={viewer}&view=blocks").status_code for _ in range(4)]
+        assert saved == [200, 200, 409] and drawn == [200, 200, 200, 409]
+
+
+@pytest.mark.anyio
+async def test_pictures_wait_in_a_short_line():
+    desk, order = export.Desk(10, line=1), []
+
+    async def one(name: str) -> None:
+        async with desk.turn(name):
+            order.append(name)
+            await asyncio.sleep(0.05)
+
+    tasks = [asyncio.create_task(one(name)) for name in "abc"]
+    done = await asyncio.gather(*tasks, return_exceptions=True)
+    assert order == ["a", "b"] and isinstance(done[2], Refused) and desk.waiting == 0 and not desk.busy.locked()
+
+
+# ---- what is counted, and what is sent, while something is awaited ----
+
+
+class SlowLanding(HandSource):
+    async def land(self, place, person, said):
+        await asyncio.sleep(0.02)
+        return Landing("main")
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("limit, code", [({"max_viewers": 3}, "full"), ({"max_per_address": 3}, "full_address")])
+async def test_those_who_come_at_the_same_time_are_counted(limit, code):
+    hub = setup(SlowLanding(), **limit).hub
+    found = await asyncio.gather(*(hub.join({}, "websocket", "10.0.0.1") for _ in range(8)), return_exceptions=True)
+    assert [getattr(one, "code", None) for one in found].count(code) == 5 and len(hub.viewers) == 3
+    await hub.leave(next(iter(hub.viewers.values())))
+    await hub.join({}, "websocket", "10.0.0.1")
+
+
+class TwoRooms(HandSource):
+    def trace(self, room):
+        return super().trace(room) if room == "main" else make_trace(5)
+
+
+@pytest.mark.anyio
+async def test_a_viewer_that_moves_while_its_frames_are_drawn_gets_everything_of_its_new_room():
+    gate = threading.Event()
+
+    def slow(trace, state):
+        gate.wait(5)
+        return VIEWS["blocks"].figure(trace, state)
+
+    hub = Hub(TwoRooms(), {"blocks": replace(VIEWS["blocks"], figure=slow)}, caption=caption, config=HubConfig(max_fps=120))
+    viewer = await hub.join({"panels": [{"view": "blocks", "w": 900, "h": 500}], "credit": 1}, "websocket")
+    viewer.outbox.clear()
+    drawing = asyncio.create_task(hub.next(viewer, 5))
+    await asyncio.sleep(0.1)
+    await hub.move(viewer, "other")
+    gate.set()
+    assert codec.decode(await drawing)[0]["last"] == 60
+    assert codec.decode(await hub.next(viewer, 5))[0]["t"] == "moved"
+    frames, _ = codec.decode(await hub.next(viewer, 5))
+    assert frames["last"] == 4 and {"status", "caption", "chips", "timeline"} <= set(frames)
+    assert {"figure", "items", "base"} <= set(frames["panels"][0])
+    assert not [key for key in hub.composer._panels if key[0] == "other" and key[-1].step == 60]
+
+
+# ---- a name that leads here ----
+
+
+@pytest.mark.parametrize("host, local", [
+    ("localhost:7860", True), ("127.0.0.1:7860", True), ("[::1]:7860", True), ("127.0.0.1", True), ("127.9.9.9", True), ("::1", True),
+    ("evil.example:7860", False), ("localhost.evil.example", False), ("127.0.0.1.evil.example", False), ("", False), ("[", False),
+    ("10.0.0.1:7860", False), ("0.0.0.0", False), ("user@127.0.0.1@evil.example", False),
+])  # fmt: skip
+def test_a_server_on_this_machine_answers_only_to_its_own_names(host, local):
+    assert routes_module.is_local(host) is local
+    connection = SimpleNamespace(headers={"host": host, "origin": f"http://{host}"})
+    assert routes_module.same_host(connection, local=True) is local
+    assert routes_module.same_host(SimpleNamespace(headers={"host": host}), local=True) is local
+
+
+def test_a_strangers_page_whose_name_leads_here_reaches_nothing():
+    stage = setup(local=True)
+    evil = {"host": "evil.example:7860", "origin": "http://evil.example:7860", "x-forwarded-host": "localhost"}
+    with pytest.raises(Exception), stage.client.websocket_connect("/glass/ws", headers=evil):  # noqa: B017
+        pass
+    assert stage.client.post("/glass/poll", content="{}", headers=evil).status_code == 403
+    own = {"host": "localhost:7860", "origin": "http://localhost:7860"}
+    with stage.client.websocket_connect("/glass/ws", headers=own) as ws:
+        viewer = Browser(ws).welcome["viewer"]
+        assert upload(stage, viewer, b"abc", headers=evil).status_code == 404
+        assert upload(stage, viewer, b"abc", headers=own).json()["ok"]
+
+
+# ---- a lobby ----
+
+
+class Open(HandSource):
+    def is_open(self, room):
+        return room == "main"
+
+
+@pytest.mark.anyio
+async def test_a_place_never_shows_a_picture_of_what_played_there_before():
+    traces = {b"a": make_trace(12), b"b": make_trace(30)}
+    lobby, seen = Lobby(Open(), Shelf(traces.get)), []
+    for content in (b"a", b"b", b"a"):
+        lobby.viewer_joined("main", "p")
+        seen.append(lobby.version("main"))
+        await lobby.open_recording("main", "p", "x.glass", content)
+        await lobby.command("main", "p", "pause", {})
+        seen.append(lobby.version("main"))
+        lobby.viewer_left("main", "p")
+    live, playing = seen[::2], seen[1::2]
+    assert len(set(playing)) == 3 and len(set(live)) == 1, "the live room is the same again"
+
+
+@pytest.mark.anyio
+async def test_a_private_place_that_is_landed_in_again_has_another_version():
+    links = {"one": (make_trace(12), {}), "two": (make_trace(30), {})}
+    lobby, seen = Lobby(Open(), Shelf(None, pinned=links.get)), []
+    for name in links:
+        room = (await lobby.land("id", "p", {"rec": name})).room
+        lobby.viewer_joined(room, "p")
+        seen.append((room, lobby.version(room)))
+        lobby.viewer_left(room, "p")
+    assert len(set(seen)) == 2 and not lobby._switches
+
+
+@pytest.mark.anyio
+async def test_a_place_where_nobody_comes_in_is_given_up(monkeypatch):
+    monkeypatch.setattr("viz.stage.lobby.LANDING_S", 0.0)
+    lobby = Lobby(Open(), Shelf(None, lambda name: make_trace(12)))
+    for number in range(5):
+        await lobby.land(f"id{number}", "p", {"alone": True})
+    assert list(lobby._playing) == ["~id4"]
+    lobby.viewer_joined("~id4", "p")
+    await lobby.land("id5", "p", {"alone": True})
+    assert set(lobby._playing) == {"~id4", "~id5"} and set(lobby._names) == set(lobby._playing)
+
+
+@pytest.mark.anyio
+async def test_a_recording_that_is_read_after_everybody_left_does_not_play():
+    lobby = Lobby(Open(), Shelf(lambda content: make_trace(12)))
+    await lobby.open_recording("main", "p", "x.glass", b"a")
+    assert lobby.status("main")["live"] and not lobby._playing
+
+
+# ---- chips and timeline of real runs ----
+
+
+def test_only_the_first_work_of_a_request_is_a_join_also_without_a_cache():
+    trace = scenario("no_cache")
+    bins = np.flatnonzero(timeline.timeline(trace, bins=10**6)[1][1] & timeline.JOIN)
+    first = {int(trace.works["step_id"][trace.works["seq_id"] == i][0]) for i in np.unique(trace.works["seq_id"]).tolist()}
+    joins = set((bins + trace.first_step).tolist())
+    assert joins <= first and len(joins) >= 3
+    assert joins == {step for step in trace.steps["step_id"].tolist() if len(begun(trace, step))}
+
+
+def test_without_a_cache_who_writes_is_said_to_write():
+    trace, states = scenario("no_cache"), {}
+    for step in trace.steps["step_id"].tolist():
+        for chip in chips.chips(trace, step)["items"]:
+            states.setdefault(chip["id"], []).append((chip["state"], chip["tokens"]))
+    for seen in states.values():
+        assert [s for s, n in seen if s == "prefill" and n > 1] == [], "it has tokens already, so it writes"
+        assert ("decode", 2) in seen or len(seen) < 4
+
+
+def test_a_chip_counts_every_token_that_its_request_was_given():
+    for name in ("broken", "preempted", "crowded", "no_cache"):
+        trace = scenario(name)
+        for step in trace.steps["step_id"].tolist():
+            for chip in chips.chips(trace, step)["items"]:
+                assert chip["tokens"] == len(trace.tokens_of(int(chip["id"].split(":")[1]), step)), (name, step, chip)
+
+
+def test_who_was_stopped_keeps_its_tokens_and_a_recomputation_is_no_writing():
+    trace = scenario("broken")
+    stopped = trace.finishes[trace.finishes["reason"] == FINISH_REASONS.index(FinishReason.ABORT)]
+    row = chips.chips(trace, int(stopped["step_id"][0]))
+    chip = next(c for c in row["items"] if c["id"] == f"seq:{int(stopped['seq_id'][0])}")
+    assert chip["state"] == "finished" and chip["why"] == "abort" and chip["tokens"] > 0
+    core = make_core(pages=10, page_size=8, max_num_seqs=3, max_num_batched_tokens=16, prefix_caching=False)
+    for length in (30, 28):
+        add(core, prompt_of(length, length), 40)
+    run(core)
+    trace = trace_of(core)
+    again = trace.works[trace.works["num_recomputed"] > 0]
+    assert len(again) > len(trace.preempts) > 0, "some are computed again in chunks"
+    for work in again:
+        chip = next(c for c in chips.chips(trace, int(work["step_id"]))["items"] if c["id"] == f"seq:{int(work['seq_id'])}")
+        assert chip["state"] == "prefill" and chip["tokens"] > 0

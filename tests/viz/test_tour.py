@@ -6,8 +6,10 @@ import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
+from starlette.applications import Starlette
 
 from engine.recording import load
 from engine.trace import STEP, WORK, SequenceInfo, Trace
@@ -17,6 +19,7 @@ from viz.registry import load_chapters
 from viz.stage.hub import Hub, HubConfig, Refused
 from viz.stage.lobby import Lobby, Shelf
 from viz.stage.people import People
+from viz.stage.routes import routes
 from viz.stage.source import RecordingSource
 from viz.stage.tour import Tour
 from viz.stage.walk import Speed
@@ -320,6 +323,131 @@ async def test_a_hand_on_the_transport_stops_the_walk_and_the_next_press_goes_on
     assert stage.source.at == at and stage.told(viewer)["phase"] == "here"
     await stage.hub.act(viewer, "beat", {"by": 1})
     assert (await stage.press(viewer))["sentence"] == "Step 3."
+
+
+@plays
+async def test_a_guest_who_stops_his_own_request_does_not_stop_the_hosts_walk():
+    stage = Stage(Engine(), THREE, speed=Speed(steps_per_s=20, max_steps_per_s=20))
+    host, guest = await stage.enter(), await stage.enter()
+    await stage.hub.act(host, "beat", {"by": 1})
+    await asyncio.sleep(0.02)
+    for name in ("abort", "prompt"):
+        await stage.hub.act(guest, name, {"request_id": 1})
+        assert stage.told(host)["phase"] == "going"
+    assert (await stage.arrived(host))["sentence"] == "Step 3."
+    await stage.hub.act(host, "beat", {"by": 1})
+    await stage.hub.act(host, "abort", {"request_id": 1})
+    assert stage.told(host)["phase"] == "here", "his own hand takes over"
+
+
+@plays
+async def test_a_preset_that_is_refused_leaves_the_chapter_where_it_is():
+    stage = Stage(Engine(), THREE)
+    viewer = await stage.enter()
+    await stage.press(viewer)
+    stage.source.refuses = "preset"
+    assert not (await stage.hub.act(viewer, "preset", {"name": "ragged"}))["ok"]
+    assert stage.told(viewer)["sentence"] == "Step 3."
+    assert (await stage.press(viewer))["phase"] == "asked"
+    stage.source.refuses = None
+    await stage.hub.act(viewer, "preset", {"name": "ragged"})
+    assert stage.told(viewer) is None
+
+
+@plays
+async def test_opening_a_file_leaves_the_chapter_once_it_could_be_read():
+    base = lobby(Engine())
+    base.shelf = Shelf(lambda content: make_steps(5) if content == b"good" else 1 / 0, base.shelf.shipped)
+    stage = Stage(base, THREE)
+    viewer = await stage.enter(room="main")
+    await stage.hub.act(viewer, "live", {})
+    await stage.press(viewer)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(Starlette(routes=routes(stage.hub))), base_url="http://t") as client:
+        post = lambda content: client.post("/glass/recording", params={"viewer": viewer.id}, content=content)  # noqa: E731
+        assert not (await post(b"bad")).json()["ok"] and stage.told(viewer)["sentence"] == "Step 3."
+        assert (await post(b"good")).json()["ok"] and stage.told(viewer) is None
+
+
+# ---- trying ----
+
+
+TRY = TryThis("chapter.one.try", "max_num_seqs", 2)
+TRIED = chapter(
+    text(until=until_step(3)),
+    text(until=until_step(5), try_this=TRY),
+    text(until=until_step(7), predict=PREDICT),
+)
+
+
+@plays
+async def test_trying_starts_the_beats_workload_again_with_the_knob_and_lets_it_run():
+    stage = Stage(Engine(length=30), TRIED)
+    viewer = await stage.enter()
+    with pytest.raises(Refused, match="nothing to try"):
+        await stage.hub.act(viewer, "chapter_try", {})
+    await stage.press(viewer)
+    with pytest.raises(Refused, match="nothing to try"):
+        await stage.hub.act(viewer, "chapter_try", {})
+    told = await stage.press(viewer)
+    assert told["try"]["knob"] == "max_num_seqs"
+    said = len(stage.source.said)
+    await stage.hub.act(viewer, "chapter_try", {})
+    told = await stage.arrived(viewer)
+    now = stage.source.said[said:]
+    assert ("preset", {"name": "ragged", "knobs": {"max_num_seqs": 2}}) in now and now[-1][0] == "play" and now[0][0] == "pause"
+    assert (told["phase"], told["beat"], told["go"]["step"]) == ("here", 1, None), "the newest step is shown, the talk stays"
+
+
+@plays
+async def test_after_trying_the_talk_goes_on_with_a_run_of_its_own():
+    """The run that was tried is not mistaken for the talk's: its beats are walked over again, without the knob."""
+    engine = Engine(length=30)
+    stage = Stage(engine, TRIED)
+    viewer = await stage.enter()
+    await stage.press(viewer)
+    await stage.press(viewer)
+    await stage.hub.act(viewer, "chapter_try", {})
+    await stage.arrived(viewer)
+    engine.at, engine.left = 18, 20  # it has run on meanwhile, past what the next beat looks for
+    back = await stage.press(viewer, -1)
+    assert (back["beat"], back["go"]["step"], back["sentence"]) == (0, 3, "Step 3."), "what was found can still be seen"
+    await stage.press(viewer)
+    said = len(engine.said)
+    told = await stage.press(viewer)
+    assert ("preset", {"name": "ragged"}) in engine.said[said:] and told["phase"] == "asked" and told["at"] >= 18
+    told = await stage.press(viewer)
+    assert told["phase"] == "revealed" and told["predict"]["reveal"] == f"It was {told['at'] + 2}."
+
+
+@plays
+async def test_a_question_that_waits_is_asked_again_when_its_run_was_replaced():
+    engine = Engine(length=40)
+    stage = Stage(engine, TRIED)
+    viewer = await stage.enter()
+    for _ in range(3):
+        told = await stage.press(viewer)
+    assert told["phase"] == "asked" and "try" not in told
+    await stage.press(viewer, -1)
+    await stage.hub.act(viewer, "chapter_try", {})
+    await stage.arrived(viewer)
+    assert (await stage.press(viewer))["phase"] == "asked"
+    begun = engine.at
+    told = await stage.press(viewer)
+    assert told["phase"] == "asked" and told["at"] >= begun
+    assert (await stage.press(viewer))["phase"] == "revealed"
+
+
+@plays
+async def test_only_the_host_tries():
+    stage = Stage(Engine(length=30), TRIED)
+    people = People(stage.hub)
+    host = await stage.enter()
+    await stage.hub.act(host, "people_claim", {})
+    guest = await stage.enter(join=people.part(host)["links"]["prompt"])
+    await stage.press(host)
+    await stage.press(host)
+    with pytest.raises(Refused, match="Only the host"):
+        await stage.hub.act(guest, "chapter_try", {})
 
 
 @plays

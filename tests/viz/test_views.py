@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from engine.trace import Trace
 from tests.factories import add, make_core, prompt_of, trace_of
 from tests.viz import example_view
-from tests.viz.scenarios import COMPARED, MAKERS, compared, scenario, some_steps
+from tests.viz.scenarios import MAKERS, own_traces, scenario, some_steps
 from tests.viz.valid import check_frame, check_labels, frame_bytes
 from viz.registry import load_views
 from viz.view import Badge, Frame, Label, View, ViewState, render
@@ -70,7 +70,10 @@ def test_on_every_screen_a_frame_keeps_all_rules(view: str, screen: str) -> None
                 frame = render(VIEWS[view], scenario(name), state)
                 check_frame(frame, state)
                 small = theme == "projector" or size[1] < 320
-                assert frame.marks or small or view == "compare", f"{view} is only a sentence at {size}"
+                assert frame.marks or small or own_traces(view), f"{view} is only a sentence at {size}"
+            for trace in own_traces(view):
+                state = ViewState(size=size, theme=theme)
+                check_frame(render(VIEWS[view], trace, state), state)
 
 
 def test_the_rules_are_kept_by_check_frame_itself() -> None:
@@ -138,8 +141,7 @@ def test_each_view_ships_five_asks_with_short_answers(view: str) -> None:
 @pytest.mark.parametrize("view", VIEWS)
 def test_answers_differ_between_moments(view: str) -> None:
     """A question whose answer is always the same could be answered without the picture."""
-    traces = [scenario(n) for n in ("busy", "preempted", "crowded", "long")]
-    traces = [compared(kind) for kind in COMPARED] if view == "compare" else traces
+    traces = own_traces(view) or [scenario(n) for n in ("busy", "preempted", "crowded", "long")]
     for ask in VIEWS[view].asks:
         answers = {ask.answer(t, ViewState(step=s)) for t in traces for s in (1, 4, 9) if len(t.rows("works", s, s))}
         assert len(answers - {""}) >= 2, f"{ask.question!r} is answered {answers} at every moment; ask what differs between steps"
@@ -196,7 +198,7 @@ def test_user_text_reaches_labels_and_marks_only(view: str) -> None:
 @pytest.mark.parametrize("view", VIEWS)
 def test_the_summary_is_short_and_differs_between_moments(view: str) -> None:
     """It is all that a person who cannot see the picture gets."""
-    traces = [compared(kind) for kind in COMPARED] if view == "compare" else [scenario("busy")]
+    traces = own_traces(view) or [scenario("busy")]
     said = {VIEWS[view].summary(trace, ViewState(step=step)) for trace in traces for step in (1, 4, 9)}
     assert all(0 < len(text) < 2000 for text in said) and len(said) > 1, said
 

@@ -84,7 +84,7 @@ def _raised(power: int) -> str:
 
 def counts(of: Matrix, t: Words) -> str:
     all_ = of.visited + of.skipped
-    return t("flash_tiles.counts", n=of.visited, skipped=of.skipped, share=percent(of.skipped, all_))
+    return t("flash_tiles.counts", n=of.visited, of=all_, skipped=of.skipped, share=percent(of.skipped, all_))
 
 
 def says(of: Chosen, now: Online | None, t: Words) -> tuple[str, ...]:
@@ -167,11 +167,9 @@ class _Picture:
         self.legend = [
             Paint(self.hue, t("flash_tiles.legend.now.time" if self.in_time else "flash_tiles.legend.now")),
             Paint(self.hue, t("flash_tiles.legend.later" if self.in_time else "flash_tiles.legend.other"), alpha=0.35),
-            Paint("free", t("flash_tiles.legend.skipped"), "diagonal"),
-            framed("accent", t("flash_tiles.legend.boxed")),
+            *([framed("ink", t("flash_tiles.legend.masked"))] if self.of.partly else []),
+            *([Paint("free", t("flash_tiles.legend.skipped"), "diagonal")] if self.of.skipped else []),
         ]
-        if self.of.partly:
-            self.legend.insert(2, framed("ink", t("flash_tiles.legend.masked")))
 
     # ---- words around ----
 
@@ -188,7 +186,7 @@ class _Picture:
         )
         sheet.put(line, 8, y, weight=700)
         fields = {
-            "who": self.who, "queries": of.queries, "keys": of.keys, "layer": it.layer, "head": of.kv_head, "heads": it.kv_heads,
+            "who": self.who, "n": of.queries, "keys": of.keys, "layer": it.layer, "head": of.kv_head, "heads": it.kv_heads,
             "rows": it.block_q, "columns": it.block_n,
         }  # fmt: skip
         whose = [t(f"flash_tiles.whose{form}", **fields) for form in ("", ".short", ".shorter")]
@@ -222,9 +220,10 @@ class _Picture:
 
     def _matrix(self, x0: float, x1: float, y0: float, y1: float) -> None:
         sheet, t, of = self.sheet, self.t, self.of
-        ends = {"first": of.first + 1, "last": of.first + of.queries, "keys": of.keys}
+        ends = {"first": of.first + 1, "last": of.first + of.queries, "keys": of.keys, "n": len(of.blocks)}
         room = x1 - x0
-        title = first_fit(sheet, room, *(t(f"flash_tiles.edges{form}", **ends) for form in ("", ".short", ".shorter")))
+        keys = ("flash_tiles.edges.splits",) if self._is_strip and len(of.blocks) > 1 else ("flash_tiles.edges", "flash_tiles.edges.short")
+        title = first_fit(sheet, room, *(t(key, **ends) for key in (*keys, "flash_tiles.edges.shorter")))
         sheet.put(title, x0, y0 + sheet.line / 2, "muted")
         box = self._said_of_box(room)
         sheet.put(box, x0, y1 - sheet.line / 2)
@@ -272,6 +271,9 @@ class _Picture:
         lines = (np.arange(rows) + 0.5) * total / rows
         at = np.clip(np.searchsorted(self.edges, lines, side="right") - 1, 0, len(of.blocks) - 1)
         values, reached = np.full((rows, cols), _SKIPPED, np.uint8), self._reached()
+        if self._is_strip:  # what one split leaves out, another one visits
+            for i in (i for block in of.blocks for i in block.tiles):
+                values[:, slice(*np.searchsorted(keys, (int(tiles["k_start"][i]), int(tiles["k_stop"][i]))))] = _CLEAR
         for b, block in enumerate(of.blocks):
             mine = np.flatnonzero(at == b)
             if not len(mine):
@@ -336,60 +338,63 @@ class _Picture:
     # ---- what lies on the chip ----
 
     def _chip(self, x0: float, x1: float, y0: float, y1: float) -> None:
-        """From top to bottom, as much as there is room for; what is left is shared by the two pictures."""
-        sheet, line = self.sheet, self.sheet.line
-        scores, acc, curve = tile_scores(self.at), row_acc(self.at), self._has_curve
-        whole: list[tuple[str, float, bool]] = [  # name, least height, whether it grows
-            ("row", line, False), ("numbers", 2 * line, False), ("memory", 3 * line + 8, False), ("scores", 3 * line, True),
-            ("curve", 2.6 * line, True), ("acc", 1.9 * line, False),
-        ]  # fmt: skip
-        there = {"row": True, "numbers": self.now is not None, "memory": True, "scores": scores is not None and len(scores) > 0,
-                 "curve": curve, "acc": acc is not None}  # fmt: skip
-        room, kept = y1 - y0 - 12, {}
-        for name, least, grows in whole:
-            if there[name] and least <= room:
-                kept[name] = [least, grows]
-                room -= least + 4
-        growing = [name for name, (_, grows) in kept.items() if grows]
+        """From top to bottom, what matters most first as long as there is room; what is left is shared by the two pictures."""
+        line, kept = self.sheet.line, self._kept(y1 - y0 - 12)
+        left = y1 - y0 - 12 - sum(kept.values()) - 4 * len(kept)
+        growing = [name for name in ("scores", "curve") if kept.get(name, 0) > line]
         for name in growing:
-            kept[name][0] += min(max(room, 0) / len(growing), 5 * line)
+            kept[name] += min(max(left, 0) / len(growing), 5 * line)
         y = y0 + 6
         for name in ("memory", "row", "scores", "numbers", "acc", "curve"):
             if name in kept:
-                height = kept[name][0]
-                getattr(self, f"_{name}")(x0 + 10, x1 - 10, y, y + height)
-                y += height + 4
+                getattr(self, f"_{name}")(x0 + 10, x1 - 10, y, y + kept[name])
+                y += kept[name] + 4
         self._frame_around(x0, x1, y0, min(y + 2, y1))
-        if self.now is None and sheet.line * 2 < y1 - y:
-            self._unknown(x0 + 10, x1 - 10, y, y1)
+        if self.now is None:
+            self._unknown(x0 + 10, x1 - 10, y + 4, y1)
+
+    def _kept(self, room: float) -> dict[str, float]:
+        """Which parts have room, and their least heights: some as one line of text first, as a picture where more is left."""
+        line, kept = self.sheet.line, {}
+        scores = tile_scores(self.at)
+        there = {"row", "memory", *(["numbers"] if self.now is not None else [])}
+        there |= {"curve"} if self.at.is_followed else set()
+        there |= {"scores"} if scores is not None and np.isfinite(scores).any() else set()
+        there |= {"acc"} if row_acc(self.at) is not None else set()
+        wishes = [("row", 1), ("numbers", 2), ("scores", 3), ("curve", 1), ("memory", 1), ("curve", 2.8), ("acc", 1.9), ("memory", 3.3)]
+        if end_of(self.it) is None:
+            wishes.remove(("curve", 2.8))
+        for name, lines in wishes:
+            more = lines * line - kept.get(name, -4)
+            if name in there and more <= room:
+                kept[name] = lines * line
+                room -= more
+        return kept
 
     def _frame_around(self, x0: float, x1: float, y0: float, y1: float) -> None:
         x, y = np.array([x0, x1, x1, x0, x0], np.float32), np.array([y0, y0, y1, y1, y0], np.float32)
         self.series.append(Series("chip", x, y, "line", Paint("muted"), 1.5))
 
     def _memory(self, x0: float, x1: float, y0: float, y1: float) -> None:
-        """Q, K, V and acc as boxes with their sizes."""
+        """Q, K, V and acc as boxes with their sizes; in one line where there is no room for boxes."""
         sheet, t, it = self.sheet, self.t, self.it
         sizes = tile_bytes(it)
-        total = data_size(sum(sizes.values()))
-        title = first_fit(sheet, x1 - x0, t("flash_tiles.memory", size=total), t("flash_tiles.memory.short", size=total))
-        sheet.put(title, x0, y0 + sheet.line / 2, "muted")
-        shapes = {
-            "Q": (it.block_m, it.head_dim),
-            "K": (it.block_n, it.head_dim),
-            "V": (it.block_n, it.head_dim),
-            "acc": (it.block_m, it.head_dim),
-        }
-        wide = (x1 - x0 - 3 * 6) / 4
-        top, bottom = y0 + sheet.line + 2, y1
+        total, each = data_size(sum(sizes.values())), ", ".join(f"{name} {data_size(size)}" for name, size in sizes.items())
+        boxes = y1 - y0 > 2 * sheet.line
+        forms = [t(f"flash_tiles.memory{form}", size=total) for form in ("", ".short")]
+        forms = forms if boxes else [t("flash_tiles.memory.each", each=each), each, *forms]
+        sheet.put(first_fit(sheet, x1 - x0, *forms), x0, y0 + sheet.line / 2, "muted")
+        if not boxes:
+            return
+        shapes = {"Q": it.block_m, "K": it.block_n, "V": it.block_n, "acc": it.block_m}
+        colors = {"Q": self.hue, "K": "cached", "V": "cached", "acc": "free"}
+        wide, top = (x1 - x0 - 3 * 6) / 4, y0 + sheet.line + 2
         for k, (name, size) in enumerate(sizes.items()):
-            left = x0 + k * (wide + 6)
-            paint = Paint(self.hue, alpha=0.35) if name == "Q" else Paint("cached") if name in "KV" else Paint("free")
-            self.rasters.append(Raster(name, np.zeros((1, 1), np.uint8), left, left + wide, top, bottom, (paint,)))
-            half = (bottom - top) / 4
-            first = first_fit(sheet, wide - 8, f"{name} {shapes[name][0]}×{shapes[name][1]}", name)
-            sheet.put(first, left + wide / 2, top + half, "ink", anchor="center", weight=700)
-            sheet.put(data_size(size), left + wide / 2, top + 3 * half, "ink", anchor="center", room=wide - 4)
+            left, half, ink = x0 + k * (wide + 6), (y1 - top) / 4, f"on-{colors[name]}"
+            self.rasters.append(Raster(name, np.zeros((1, 1), np.uint8), left, left + wide, top, y1, (Paint(colors[name]),)))
+            said = first_fit(sheet, wide - 8, f"{name} {shapes[name]}×{it.head_dim}", name)
+            sheet.put(said, left + wide / 2, top + half, ink, anchor="center", weight=700)
+            sheet.put(data_size(size), left + wide / 2, top + 3 * half, ink, anchor="center", room=wide - 4)
 
     def _row(self, x0: float, x1: float, y0: float, y1: float) -> None:
         """Whose query row is followed."""
@@ -407,24 +412,25 @@ class _Picture:
         scores = tile_scores(self.at)
         n = int(row["k_stop"]) - int(row["k_start"])
         seen = np.isfinite(scores)
+        n = max(n, len(scores))
         fields = {"key0": int(row["k_start"]) + 1, "key1": int(row["k_stop"]), "n": int(seen.sum()), "of": n}
         forms = (
             ("flash_tiles.scores", "flash_tiles.scores.short") if seen.all() else ("flash_tiles.scores.masked", "flash_tiles.scores.short")
         )
         sheet.put(first_fit(sheet, x1 - x0, *(t(key, **fields) for key in forms)), x0, y0 + sheet.line / 2, "muted")
         levels = [v for v in (now.before[0] if now and now.before else None, now.m if now else None) if v is not None]
-        values = [*scores[seen].tolist(), *levels]
-        if not values:
-            return
-        low, high = min(values), max(values)
-        pad = (high - low) * 0.12 or 1.0
-        low, high = low - 2 * pad, high + pad
+        values = [0.0, *scores[seen].tolist(), *levels]
+        pad = (max(values) - min(values)) * 0.08 or 1.0
+        low, high = min(values) - pad, max(values) + pad
         gutter = max((sheet.span(number(v)) for v in levels), default=0) + 10
         self.axes |= sheet.data_axes(3, (0, n), (high, low), (x0, x1 - gutter, y0 + sheet.line + 2, y1))
         at = np.arange(len(scores), dtype=np.float32) + 0.5
-        base = np.full(len(scores), low, np.float32)
-        paint = Paint(self.hue, t("flash_tiles.scores.bar"))
-        self.series.append(Series("scores", at[seen], scores[seen].astype(np.float32), "bars", paint, 0.8, base[seen], "x3y3"))
+        zero = np.zeros(int(seen.sum()), np.float32)
+        bars = Series("scores", at[seen], scores[seen].astype(np.float32), "bars", Paint(self.hue), 0.8, zero, "x3y3")
+        self.series += [
+            bars,
+            Series("zero", np.array([0, n], np.float32), np.zeros(2, np.float32), "line", Paint("muted"), 1.0, axes="x3y3"),
+        ]
         self._levels(n, x1 - gutter + 6, (low, high), (y0 + sheet.line + 2, y1))
 
     def _levels(self, n: int, x: float, ends: tuple[float, float], box: tuple[float, float]) -> None:
@@ -467,10 +473,6 @@ class _Picture:
         strip = Raster("acc", np.ascontiguousarray(values), x0, x1, y0 + sheet.line + 2, y1, None, (-most, most), "diverging", "acc")
         self.rasters.append(strip)
 
-    @property
-    def _has_curve(self) -> bool:
-        return self.at.is_followed
-
     def _curve(self, x0: float, x1: float, y0: float, y1: float) -> None:
         """How far acc / l is from plain softmax after each tile, on a logarithmic axis."""
         sheet, t, it = self.sheet, self.t, self.it
@@ -481,7 +483,7 @@ class _Picture:
         else:
             said = [t(f"flash_tiles.curve{form}", here=number(here), end=number(end)) for form in ("", ".short", ".shorter")]
         sheet.put(first_fit(sheet, x1 - x0, *said), x0, y0 + sheet.line / 2, "muted")
-        if end is None:
+        if end is None or y1 - y0 < 1.5 * sheet.line:
             return
         logs = np.log10(np.maximum(found, 1e-9))
         ok = np.isfinite(logs)
@@ -597,26 +599,32 @@ WORDS = {
         "No kernel wrote down its tiles yet. Press “Trace this step's tiles”: the attention kernel then runs once more over "
         "step {step:,} and notes every tile that it visits."
     ),
-    "flash_tiles.damaged": "The tiles of this recording are damaged. Press “Trace this step's tiles” on the live engine to get those of step {step:,}.",
+    "flash_tiles.damaged": (
+        "The tiles of this recording are damaged. Press “Trace this step's tiles” on the live engine to get those of step {step:,}."
+    ),
     "flash_tiles.interpreter": "{device}: Triton's interpreter, no SM and no time",
     "flash_tiles.difference": "{device}; log-probabilities differ by {difference} at most",
     "flash_tiles.plain": "plain softmax of the row, fp64 on the host",
     "flash_tiles.other_step": "These are tiles of step {step:,}; step {here:,} has not been traced.",
     "flash_tiles.other_step.short": "Tiles of step {step:,}",
     "flash_tiles.counts": (
-        "The kernel visits {n:,} tile and skips {skipped:,} ({share}).",
-        "The kernel visits {n:,} tiles and skips {skipped:,} ({share}).",
+        "The kernel visits {n:,} tile of {of:,} and skips {skipped:,} ({share}).",
+        "The kernel visits {n:,} tiles of {of:,} and skips {skipped:,} ({share}).",
     ),
     "flash_tiles.counts.short": "{n:,} visited, {skipped:,} skipped",
-    "flash_tiles.whose": "{who}: {queries:,} queries × {keys:,} keys, layer {layer}, KV head {head} of {heads}; a tile is {rows:,} × {columns:,}",
-    "flash_tiles.whose.short": "{who}, layer {layer}, KV head {head}; a tile is {rows:,} × {columns:,}",
-    "flash_tiles.whose.shorter": "{who}, layer {layer}, head {head}",
+    "flash_tiles.whose": (
+        "{who}: {n:,} query × {keys:,} keys, layer {layer}, KV head {head} of {heads}; a tile is {rows:,} × {columns:,} of them",
+        "{who}: {n:,} queries × {keys:,} keys, layer {layer}, KV head {head} of {heads}; a tile is {rows:,} × {columns:,} of them",
+    ),
+    "flash_tiles.whose.short": "{who}, layer {layer}, KV head {head}; tiles of {rows:,} × {columns:,}",
+    "flash_tiles.whose.shorter": "{who}, layer {layer}, KV head {head}",
     "flash_tiles.axis.time": "→ in launch order",
     "flash_tiles.axis.step": "→ one query block",
     "flash_tiles.mark.axis.time": "Show the order in which the device visited the tiles of all query blocks",
     "flash_tiles.mark.axis.step": "Show the tiles of one query block in its own order",
     "flash_tiles.edges": "queries {first:,}–{last:,} ↓, keys 1–{keys:,} →",
     "flash_tiles.edges.short": "queries ↓, {keys:,} keys →",
+    "flash_tiles.edges.splits": "a row a split ({n:,}) ↓, keys 1–{keys:,} →",
     "flash_tiles.edges.shorter": "keys →",
     "flash_tiles.box": "boxed: tile {n:,} of {of:,} of queries {first:,}–{last:,}, keys {key0:,}–{key1:,}",
     "flash_tiles.box.short": "tile {n:,} of {of:,}, keys {key0:,}–{key1:,}",
@@ -629,25 +637,27 @@ WORDS = {
     "flash_tiles.mark.partly": "partly masked",
     "flash_tiles.mark.where": "SM {sm}, {ns:,} ns",
     "flash_tiles.memory": "on the chip (SRAM and registers): {size}",
+    "flash_tiles.memory.each": "on the chip: {each}",
     "flash_tiles.memory.short": "on the chip: {size}",
     "flash_tiles.row": "Followed: {who}'s token {position:,}, query head {head}",
     "flash_tiles.row.short": "{who}'s token {position:,}, head {head}",
     "flash_tiles.scores": "its scores against keys {key0:,}–{key1:,}",
     "flash_tiles.scores.masked": "its scores against keys {key0:,}–{key1:,} ({n:,} of {of:,} seen)",
     "flash_tiles.scores.short": "scores of keys {key0:,}–{key1:,}",
-    "flash_tiles.scores.bar": "score",
     "flash_tiles.m": "max m: {before} → {after}",
     "flash_tiles.m.short": "m: {before} → {after}",
     "flash_tiles.l": "sum l: {before} → {after} (old sum × {factor})",
     "flash_tiles.l.short": "l: {before} → {after}",
     "flash_tiles.acc": ("acc: {n:,} number, −{most} to {most}", "acc: {n:,} numbers, −{most} to {most}"),
     "flash_tiles.acc.short": "acc, ±{most}",
-    "flash_tiles.curve": "acc / l − plain softmax: {here} now, {end} at the end",
-    "flash_tiles.curve.short": "from plain softmax: {here}, at the end {end}",
+    "flash_tiles.curve": "acc / l differs from plain softmax by {here}; at the end {end}",
+    "flash_tiles.curve.short": "off plain softmax by {here}; at the end {end}",
     "flash_tiles.curve.shorter": "off by {here}, at last {end}",
     "flash_tiles.curve.part": "one of {n:,} splits: a second kernel merges the parts",
     "flash_tiles.curve.part.short": "one of {n:,} splits",
-    "flash_tiles.kept_elsewhere": "m, l and acc were kept for {who}'s token {position:,} and KV head {head}. Choose “Request” above to follow this one.",
+    "flash_tiles.kept_elsewhere": (
+        "m, l and acc were kept for {who}'s token {position:,}, KV head {head}. “Request” or “Head” above follows another one."
+    ),
     "flash_tiles.says.unknown": "The kernel kept m and l for another row: token {position:,}, head {head}.",
     "flash_tiles.says.unknown.short": "m and l were kept for token {position:,}, head {head}.",
     "flash_tiles.says.nothing": "The row sees no key of this tile: m, l and acc stay as they are.",
@@ -657,13 +667,12 @@ WORDS = {
     "flash_tiles.says.kept.short": "max stays {m}; sum {l0} + {added} = {l}.",
     "flash_tiles.says.grown": "max {m0} → {m}: the old sum shrinks by e^{by} = {factor}; {l0} × {factor} + {added} = {l}.",
     "flash_tiles.says.grown.short": "max {m0} → {m}: the old sum shrinks by e^{by} = {factor}.",
-    "flash_tiles.legend.now": "visited so far by this query block",
-    "flash_tiles.legend.other": "visited later, or by other blocks",
+    "flash_tiles.legend.now": "visited so far",
+    "flash_tiles.legend.other": "other visited tiles",
     "flash_tiles.legend.now.time": "visited up to the boxed tile",
     "flash_tiles.legend.later": "visited later",
-    "flash_tiles.legend.masked": "empty part: computed, then masked",
+    "flash_tiles.legend.masked": "empty: computed, then masked",
     "flash_tiles.legend.skipped": "skipped: never visited",
-    "flash_tiles.legend.boxed": "boxed: the tile on the chip",
     "flash_tiles.offer.step": "Trace this step's tiles",
     "flash_tiles.offer.tiles": "Tile sizes",
     "flash_tiles.offer.layer": "Layer",

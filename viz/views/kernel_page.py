@@ -58,7 +58,7 @@ class Page:
     @property
     def of_ceiling(self) -> tuple[float, str]:
         """(share of the ceiling that it comes nearer to, "copy" or "matmul"); (0.0, "") where one of both is not known."""
-        if self.top is None or not self.ours_us:
+        if self.top is None or not (self.bytes_per_s or self.flops_per_s):
             return 0.0, ""
         return max((self.bytes_per_s / (self.top.copy_gbps * 1e9), "copy"), (self.flops_per_s / (self.top.matmul_tflops * 1e12), "matmul"))
 
@@ -366,8 +366,10 @@ def speed_forms(it: Page, t: Words) -> list[tuple[str, ...]]:
     share, which = it.of_ceiling
     moved = (t("kernel_page.rates", **fields), t("kernel_page.rates.short", **fields))
     where = t("kernel_page.in_graph") if graph else ""
+    if not (it.bytes_per_s or it.flops_per_s):
+        return [(t("kernel_page.time.short", **fields),)]
     if not which:
-        return [(t("kernel_page.time.no_ceiling", where=where, **fields), t("kernel_page.time.short", where="", **fields)), moved]
+        return [(t("kernel_page.time.no_ceiling", where=where, **fields), t("kernel_page.time.short", **fields)), moved]
     top = it.top.copy_gbps * 1e9 if which == "copy" else it.top.matmul_tflops * 1e12
     fields |= {
         "share": percent_of(share),
@@ -378,7 +380,7 @@ def speed_forms(it: Page, t: Words) -> list[tuple[str, ...]]:
         (
             t("kernel_page.time", where=where, **fields),
             t("kernel_page.time.shorter", **fields),
-            t("kernel_page.time.short", where="", **fields),
+            t("kernel_page.time.short", **fields),
         ),
         moved,
     ]
@@ -435,7 +437,7 @@ def summary(trace: Trace, state: ViewState) -> str:
     t, it = words(state.language, WORDS), page(trace, state)
     if it is None:
         return t("kernel_page.empty")
-    said = [f"{visible(it.card.name)}: {visible(it.card.formula)}"[:400]]
+    said = [": ".join(text for text in (visible(it.card.name), visible(it.card.formula)) if text)[:400]]
     if it.run is None:
         return f"{said[0]}. {t('kernel_page.not_run')}"
     said += [forms[0] for forms in speed_forms(it, t)] + [error_forms(it, t)[0], conclusion(it, t)[0]]
@@ -468,8 +470,8 @@ WORDS = {
     "kernel_page.before": "↑ {n:,} more",
     "kernel_page.after": "↓ {n:,} more",
     "kernel_page.nth": "{name} ({i:,} of {n:,})",
-    "kernel_page.backend.triton": "its Triton kernel serves this model",
-    "kernel_page.backend.torch": "its torch reference serves this model",
+    "kernel_page.backend.triton": "serves this model in Triton",
+    "kernel_page.backend.torch": "serves this model in torch",
     "kernel_page.backend.none": "not used by this model",
     "kernel_page.not_run": "Not run yet: press “Run it” and choose the shapes. It is then timed beside torch and a Python loop.",
     "kernel_page.not_run.short": "Not run yet: press “Run it”.",

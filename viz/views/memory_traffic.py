@@ -1,8 +1,8 @@
 """Memory traffic: how many bytes does attention move between HBM and SRAM, written naively and as FlashAttention?
 
-The shape is that of one TileTrace, the nearest to the shown step. Flash is counted from its tiles: every visited tile
+The shape is that of one TileTrace (viz/tiles.py says which). Flash is counted from its tiles: every visited tile
 loads its keys and values, every program its Q-block once and writes its output once. These are bytes requested, L2 hits
-included; what reaches HBM is not known here. Naive is a formula: it writes the scores and P and reads them again.
+included; what reaches HBM is not known here. Naive is a formula: it writes the scores (fp32) and P and reads them again.
 Beside the areas: the time that so many bytes take at measured bandwidths and at the talk's, and both kernels' measured
 times where a TrafficRun is there.
 
@@ -20,8 +20,9 @@ import numpy as np
 from engine.artifacts import SKIPPED, TileTrace, TrafficRun, of_kind
 from engine.trace import Trace
 from viz.layout import Sheet, message, too_small, visible
-from viz.measured import brief, ceilings, first_fit, fit_lines, nearest, positive, put_cells, put_lines, times
+from viz.measured import brief, ceilings, first_fit, fit_lines, positive, put_cells, put_lines, times
 from viz.theme import data_size, duration, rate
+from viz.tiles import shown
 from viz.view import Ask, Badge, Frame, Mark, Offer, Paint, Raster, View, ViewState
 from viz.words.catalogue import Words, words
 
@@ -69,19 +70,10 @@ class Traffic:
         return positive(self.run.naive_us if side == "naive" else self.run.flash_us)
 
 
-def whole(it: TileTrace) -> bool:
-    """It has tiles and sizes that bytes can be counted from."""
-    sizes = (it.heads, it.kv_heads, it.head_dim, it.num_splits)
-    seen = all(positive(n) for n in sizes) and it.heads % it.kv_heads == 0 and len(it.tiles) > 0
-    return bool(
-        seen and it.sequences and all(positive(n) and positive(k) for _, n, k in it.sequences) and np.any(it.tiles["kind"] != SKIPPED)
-    )
-
-
 def traffic(trace: Trace, state: ViewState) -> Traffic | None:
-    """Of the nearest TileTrace whose numbers can be counted; None if there is none."""
-    it = nearest([t for t in of_kind(trace, TileTrace) if whole(t)], trace.clamp(state.step))
-    if it is None:
+    """Of the TileTrace that the other views of tiles show; None without one whose parts belong together."""
+    it = shown(trace, trace.clamp(state.step), state.selection)
+    if it is None or not all(n > 0 and k > 0 for _, n, k in it.sequences):
         return None
     runs = (r for r in of_kind(trace, TrafficRun) if (r.step_id, r.layer, r.kernel) == (it.step_id, it.layer, it.kernel))
     counts = _counts(it)
@@ -104,13 +96,13 @@ def _counts(it: TileTrace) -> dict[str, int]:
 
 def _parts(it: TileTrace, n: dict[str, int]) -> dict[str, dict[str, int]]:
     row, d = it.head_dim * it.itemsize, it.head_dim
-    tokens, cache, scores = n["queries"] * it.heads * row, n["keys"] * it.kv_heads * row, 2 * it.heads * n["pairs"] * it.itemsize
+    tokens, cache, cells = n["queries"] * it.heads * row, n["keys"] * it.kv_heads * row, 2 * it.heads * n["pairs"]
     loads = n["tile_keys"] * row
     out = n["rows"] * row
-    if it.num_splits > 1:  # fp32 parts of the output, written and read by the reduction, which writes the output itself
-        out = 2 * n["rows"] * d * 4 + tokens
+    if it.num_splits > 1:  # fp32 parts of the output with m and l, written and read by the merge, which writes the output itself
+        out = 2 * n["rows"] * (d + 2) * 4 + tokens
     flash = {"q": n["rows"] * row, "k": loads, "v": loads, "scores": 0, "p": 0, "o": out}
-    return {"naive": {"q": tokens, "k": cache, "v": cache, "scores": scores, "p": scores, "o": tokens}, "flash": flash}
+    return {"naive": {"q": tokens, "k": cache, "v": cache, "scores": cells * 4, "p": cells * it.itemsize, "o": tokens}, "flash": flash}
 
 
 # ---- bandwidths ----
@@ -377,8 +369,8 @@ def explain(it: Traffic, side: str, part: str, t: Words, short: str = "") -> str
     n, size = it.counts, it.parts[side][part]
     key = {"k": "kv", "v": "kv", "scores": "scores", "p": "scores"}.get(part, "q" if part == "q" else "o")
     key += ".split" if (side, part) == ("flash", "o") and n["splits"] > 1 else ""
-    doing = t(f"memory_traffic.does.{'scores' if part == 'scores' else 'p'}") if key == "scores" else ""
-    fields = {"part": t(f"memory_traffic.part.{part}"), "side": t(f"memory_traffic.{side}"), "size": data_size(size), "doing": doing, **n}
+    fields = {"part": t(f"memory_traffic.part.{part}"), "side": t(f"memory_traffic.{side}"), "size": data_size(size), **n}
+    fields |= {"bytes": 4} if part == "scores" else {}
     return t(f"memory_traffic.explain.{side}.{key}{short}", **fields)
 
 
@@ -458,16 +450,14 @@ WORDS = {
     "memory_traffic.says.shorter": "Flash asks for {flash} where naive moves {naive}: {compared}.",
     "memory_traffic.says.shortest": "{flash}, naive {naive}: {compared}",
     "memory_traffic.says.measured": " Measured: {flash} and {naive}.",
-    "memory_traffic.does.scores": "written, then read",
-    "memory_traffic.does.p": "written, then read",
     "memory_traffic.explain.naive.q": "{side}, {part}: {queries:,} queries × {heads:,} heads × {d:,} × {bytes} B, read once = {size}",
     "memory_traffic.explain.naive.q.short": "{part}: {queries:,} × {heads:,} × {d:,} × {bytes} B = {size}",
     "memory_traffic.explain.naive.kv": "{side}, {part}: {keys:,} keys × {kv_heads:,} key heads × {d:,} × {bytes} B, read once = {size}",
     "memory_traffic.explain.naive.kv.short": "{part}: {keys:,} × {kv_heads:,} × {d:,} × {bytes} B = {size}",
     "memory_traffic.explain.naive.scores": (
-        "{side}, {part}: 2 × {heads:,} heads × {pairs:,} pairs of query and key × {bytes} B, {doing} = {size}"
+        "{side}, {part}: {heads:,} heads × {pairs:,} pairs of query and key × {bytes} B, written and read = {size}"
     ),
-    "memory_traffic.explain.naive.scores.short": "{part}: 2 × {heads:,} × {pairs:,} × {bytes} B, {doing} = {size}",
+    "memory_traffic.explain.naive.scores.short": "{part}: 2 × {heads:,} × {pairs:,} × {bytes} B = {size}",
     "memory_traffic.explain.naive.o": "{side}, {part}: {queries:,} queries × {heads:,} heads × {d:,} × {bytes} B, written once = {size}",
     "memory_traffic.explain.naive.o.short": "{part}: {queries:,} × {heads:,} × {d:,} × {bytes} B = {size}",
     "memory_traffic.explain.flash.q": "{side}, {part}: {programs:,} programs load {rows:,} query rows once, × {d:,} × {bytes} B = {size}",
@@ -479,11 +469,11 @@ WORDS = {
     "memory_traffic.explain.flash.o": "{side}, {part}: {programs:,} programs write {rows:,} rows once, × {d:,} × {bytes} B = {size}",
     "memory_traffic.explain.flash.o.short": "{part}: {rows:,} × {d:,} × {bytes} B = {size}",
     "memory_traffic.explain.flash.o.split": (
-        "{side}, {part}: {splits:,} splits write {rows:,} rows × {d:,} × 4 B, the reduction reads them and writes {queries:,} queries × "
-        "{heads:,} heads × {d:,} × {bytes} B = {size}"
+        "{side}, {part}: {splits:,} splits write {rows:,} rows × ({d:,} + 2) × 4 B, the merge reads them and writes "
+        "{queries:,} queries × {heads:,} heads × {d:,} × {bytes} B = {size}"
     ),
     "memory_traffic.explain.flash.o.split.short": (
-        "{part}: 2 × {rows:,} × {d:,} × 4 B + {queries:,} × {heads:,} × {d:,} × {bytes} B = {size}"
+        "{part}: 2 × {rows:,} × ({d:,} + 2) × 4 B + {queries:,} × {heads:,} × {d:,} × {bytes} B = {size}"
     ),
     "memory_traffic.explain.speed": (
         "{name}: {naive_bytes} ÷ {gbps} = {naive} for naive, {flash_bytes} ÷ {gbps} = {flash} for Flash (computed)"
@@ -499,7 +489,7 @@ WORDS = {
         "Flash: bytes requested, L2 hits included, from {n:,} tile of a second pass (step {step:,}, layer {layer:,}, off by {difference})",
         "Flash: bytes requested, L2 hits included, from {n:,} tiles of a second pass (step {step:,}, layer {layer:,}, off by {difference})",
     ),
-    "memory_traffic.badge.naive": "naive: Q, K, V read once; scores and P written, read; output written once",
+    "memory_traffic.badge.naive": "naive: Q, K, V read once; scores (fp32) and P written, read; output written once",
     "memory_traffic.offer.tiles": "Trace the tiles",
     "memory_traffic.offer.tiles.now": "of step {step:,}",
     "memory_traffic.offer.ceilings": "Measure the bandwidths",

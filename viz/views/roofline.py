@@ -30,6 +30,7 @@ NEAR_LAUNCH = 1.5  # an operation as short as this many launches waits for the l
 TRAIL = 6  # earlier profiles
 MAX_POINTS = 24
 MAX_ROWS = 13
+FORMS = ("", ".short", ".shorter")  # of the list's lines; all lines have the same
 DOT = 13.0  # px
 PLACES = ((12, 0, "left"), (-12, 0, "right"), (0, -1, "center"), (0, 1, "center"), (9, -0.8, "left"), (9, 0.8, "left"))  # of a point's name
 WIDE = 68  # characters: from here on the list stands beside the plot
@@ -338,9 +339,10 @@ class _Picture:
 
     # ---- the list ----
 
-    def _row(self, op: Operation) -> str:
-        fields = {"n": self.numbers[op.name], "name": cut(op.name, 20), "why": evidence(self.it, op, self.t)}
-        return self.t("roofline.row", verdict=self.t(f"roofline.verdict.{op.verdict}"), **fields)
+    def _row(self, op: Operation, form: str = "") -> str:
+        fields = {"n": self.numbers[op.name], "name": cut(op.name, 20), "verdict": self.t(f"roofline.verdict.{op.verdict}")}
+        fields |= {"word": self.t(f"roofline.word.{op.verdict}"), "why": evidence(self.it, op, self.t, short=form == ".short")}
+        return self.t(f"roofline.row{form}", **fields)
 
     def _list(self) -> None:
         """A line an operation, longest first: its verdict and why."""
@@ -362,12 +364,10 @@ class _Picture:
         hidden = len(it.ops) - most
         at = it.ops.index(self.chosen)
         shown = window(len(it.ops), at, most - (1 if hidden > 0 else 0)) if most > 1 else range(at, at + 1)
+        form = next((f for f in FORMS if all(sheet.span(self._row(it.ops[k], f)) <= x1 - x0 for k in shown)), FORMS[-1])
         for i, place in enumerate(shown):
             op, y = it.ops[place], top + (i + 0.5) * sheet.line
-            verdict = t(f"roofline.verdict.{op.verdict}")
-            forms = (self._row(op), t("roofline.row.short", n=place + 1, name=cut(op.name, 20), verdict=verdict), f"{place + 1} {op.name}")
-            bold = 700 if op == self.chosen else 400
-            sheet.put(first_fit(sheet, x1 - x0, *forms), x0, y, weight=bold)
+            sheet.put(self._row(op, form), x0, y, weight=700 if op == self.chosen else 400, room=x1 - x0)
             outline = "accent" if op == self.chosen else None
             box = (x0 - 4, x1, max(y - sheet.line / 2 + 1, 0), min(y + sheet.line / 2 - 1, sheet.height))
             self.marks.append(Mark(f"row:{op.name}", *box, self._row(op), outline, read_out(it, op, t)[0]))
@@ -393,13 +393,13 @@ def _share(part: float, whole: float) -> str:
     return f"{share:.0f} %" if share >= 9.5 else f"{share:.2g} %"
 
 
-def evidence(it: Measured, op: Operation, t: Words, verdict: str = "") -> str:
-    """The few numbers behind a verdict."""
+def evidence(it: Measured, op: Operation, t: Words, verdict: str = "", short: bool = False) -> str:
+    """The few numbers behind a verdict (the operation's own, or this one)."""
     verdict = verdict or op.verdict
     if verdict == LAUNCH:
         each = {"host": brief(op.host_us / op.calls), "device": brief(op.device_us / op.calls) if op.device_us else "0 µs"}
         if op.host_us > op.device_us:
-            return t("roofline.why.launch", **each)
+            return t("roofline.why.launch.short" if short else "roofline.why.launch", **each)
         return t("roofline.why.short", device=each["device"], launch=brief(it.top.launch_us))
     if verdict == COMPUTE:
         return t("roofline.why.compute", share=_share(op.flops_per_s, it.top.matmul_tflops * 1e12))
@@ -435,10 +435,13 @@ def sentences(it: Measured, t: Words) -> tuple[str, ...]:
     p, device = it.profile, sum(op.device_us for op in it.ops)
     done = t(f"roofline.did.{kind_of(p)}", prefill=int(positive(p.prefill_tokens)), decode=int(positive(p.decode_tokens)))
     fields = {"step": p.step_id, "did": done, "device": duration(device), "wall": duration(positive(p.wall_us)), "total": len(it.ops)}
-    if it.top is None:
+    if it.top is None and positive(p.wall_us):
         return t("roofline.says.no_roof", n=it.of(LAUNCH), **fields), t("roofline.says.no_roof.short", n=it.of(LAUNCH), **fields)
+    if it.top is None:
+        return (t("roofline.says.no_roof.short", n=it.of(LAUNCH), **fields),)
     fields |= {"memory": it.of(MEMORY), "compute": it.of(COMPUTE), "launch": it.of(LAUNCH)}
-    return tuple(t(f"roofline.says{form}", **fields) for form in ("", ".short", ".shorter"))
+    forms = ("", ".short", ".shorter") if positive(p.wall_us) else (".short", ".shorter")
+    return tuple(t(f"roofline.says{form}", **fields) for form in forms)
 
 
 def _badges(it: Measured, t: Words) -> tuple[Badge, ...]:
@@ -495,9 +498,15 @@ WORDS = {
     "roofline.why.memory": "{share} of copy",
     "roofline.why.compute": "{share} of matmul",
     "roofline.why.launch": "host {host} > device {device}",
+    "roofline.why.launch.short": "{host} > {device}",
     "roofline.why.short": "{device}, a launch {launch}",
+    "roofline.word.memory": "memory",
+    "roofline.word.compute": "compute",
+    "roofline.word.launch": "launch",
+    "roofline.word.unknown": "no ceiling",
     "roofline.row": "{n} {name}: {verdict}, {why}",
-    "roofline.row.short": "{n} {name}: {verdict}",
+    "roofline.row.short": "{n} {name}: {word}, {why}",
+    "roofline.row.shorter": "{n} {name}: {word}",
     "roofline.more": "+{n:,} more",
     "roofline.shape.prefill": "{sign} a prefill step, longest first:",
     "roofline.shape.decode": "{sign} a decode step, longest first:",

@@ -341,6 +341,7 @@ WORDS = {
     "knob.page_size": "block size",
     "knob.num_pages": "num blocks",
     "knob.cuda_graphs": "CUDA graphs",
+    "knob.fused": "fused kernels",
     "choice.fcfs": "fcfs",
     "choice.priority": "priority",
     "choice.continuous": "continuous",

@@ -335,6 +335,7 @@ WORDS = {
     "knob.page_size": "1ブロックのトークン数",
     "knob.num_pages": "ブロック数",
     "knob.cuda_graphs": "CUDAグラフ",
+    "knob.fused": "カーネル融合",
     "choice.fcfs": "先着順",
     "choice.priority": "優先度順",
     "choice.continuous": "連続",
