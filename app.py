@@ -175,7 +175,8 @@ def trouble(error: OSError, port: int) -> str:
     """What went wrong outside, as a sentence. Between check_port and now somebody may have taken the port."""
     if error.errno == errno.EADDRINUSE or "empty port" in str(error):  # the latter is Gradio's own, without a number
         return f"Port {port} was taken meanwhile. Try another one with --port."
-    return f"The start failed: {' '.join(str(error).split()).rstrip('.') or type(error).__name__}."
+    reason = " ".join((error.strerror or str(error) or "the system does not say why").split())
+    return f"The start failed: {reason.rstrip('.')}{f' ({error.filename})' if error.filename else ''}."
 
 
 def serve(source: Lobby, args: argparse.Namespace) -> None:

@@ -24,6 +24,7 @@ from engine.errors import EngineError
 from engine.recording import encode
 from engine.request import SamplingParams
 from engine.session import Handle, Session, Status
+from engine.tiles import past_step
 from engine.tokenizer import check_text
 from engine.trace import COMPARABLE, Trace
 from engine.veil import veiled
@@ -341,6 +342,29 @@ class LiveSource:
         layer = args.get("layer", 0)
         self.session.ask("job", room=room, name="probe", args={"layers": (layer if _is_int(layer) else 0,)})
 
+    def do_tiles(self, room: str, args: Mapping[str, object]) -> None:
+        """An attention kernel tile by tile: {"step", "seq_id", "layer", "head", "position", "kernel", "block_m", "block_n",
+        "splits"}, all optional. Without a step the next one is traced, else that one is computed again."""
+        step = args.get("step")
+        if step is not None and not _is_int(step):
+            raise EngineError("unknown_step", "The step to trace is not known.")
+        chosen = _some(args, "seq_id", "position", "kernel", "block_m", "block_n", "layer", "head")
+        if args.get("splits") is not None:
+            chosen["num_splits"] = args["splits"]
+        past = None if step is None else past_step(self.session.trace(room), step)
+        self.session.ask("job", room=room, name="tiles", args={**chosen, "past": past})
+
+    def do_kernel(self, room: str, args: Mapping[str, object]) -> None:
+        """A kernel on chosen shapes: {"name", "case" or "dims", "dtype"}."""
+        self.session.ask("job", room=room, name="kernel", args={"name": args.get("name"), **_some(args, "case", "dims", "dtype")})
+
+    def do_ceilings(self, room: str, args: Mapping[str, object]) -> None:
+        self.session.ask("job", room=room, name="ceilings", args={})
+
+    def do_profile(self, room: str, args: Mapping[str, object]) -> None:
+        """The next step with a clock around every operation."""
+        self.session.ask("job", room=room, name="profile", args={})
+
     # ---- recordings ----
 
     async def save_recording(self, room: str, viewer: str) -> tuple[str, bytes]:
@@ -531,6 +555,11 @@ def stops_of(said: object) -> tuple[str, ...]:
     for stop in stops:
         check_text(stop)
     return tuple(stops)
+
+
+def _some(args: Mapping[str, object], *names: str) -> dict[str, object]:
+    """Those that were said; the job checks them."""
+    return {name: args[name] for name in names if args.get(name) is not None}
 
 
 def _is_int(value: object) -> bool:

@@ -18,6 +18,7 @@ from engine.config import EngineConfig, ModelConfig, ModelSource, arena_config, 
 from engine.core import EngineCore
 from engine.detokenizer import Detokenizer
 from engine.errors import EngineError
+from engine.kernel_cards import cards
 from engine.messages import Ready
 from engine.models.base import count_parameters
 from engine.models.hub import ModelFolder
@@ -70,8 +71,8 @@ def build_core(
     progress(0.97, "Checking kernels against their references")
     ops, reports = choose_ops(config.source.backend, device, dtype)
     core = EngineCore(config, ModelRunner(loaded.model, arena_config(config), ops), text_maker(loaded), loaded.config.eos_token_ids)
-    for report in reports:
-        core.announce(report)
+    for fact in (*reports, *cards(ops, device)):
+        core.announce(fact)
     return core, loaded
 
 

@@ -109,6 +109,7 @@ class Forward(Protocol):
 class _Graph:
     inbox: Inbox
     replay: Callable[[], object]
+    step: Callable[[], torch.Tensor]  # keeps alive what the captured launches read
     packed: torch.Tensor | None = None
 
 
@@ -199,7 +200,7 @@ class DecodeGraphs:
             return self._forward(batch, box)
 
         step()  # compiles what is new at this size
-        graph = _Graph(inbox, lambda: None)
+        graph = _Graph(inbox, step, step)
 
         def keep() -> None:
             graph.packed = step()

@@ -24,13 +24,16 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping
 
+from engine.ceilings import measured_ceilings
 from engine.compare import COMPARE_S, check_pair, compared
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.errors import EngineError
+from engine.kernel_page import chosen, kernel_run
 from engine.messages import Prompt
 from engine.ops import choose_ops
 from engine.probe import POINTS, Probe, StepProbe
+from engine.profile import PROFILE_S, profiled_step
 from engine.recorder import Record
 from engine.rooms import Room
 from engine.runner import DTYPES
@@ -38,6 +41,7 @@ from engine.tiles import TILES_S, Asked, PastStep, traced_tiles
 from engine.tiles import check as check_tiles
 
 TIMEOUT_S = 20.0
+KERNEL_S = 60.0  # a kernel may have to be compiled
 _numbers = itertools.count(1)
 
 
@@ -181,4 +185,29 @@ def tiles(
     return Job(core, "tiles", lambda job: traced_tiles(job, asked, past), TILES_S, check)
 
 
-JOBS: dict[str, Callable[..., Job]] = {"probe": probe_step, "check_kernels": check_kernels, "compare": compare, "tiles": tiles}
+def kernel(core: EngineCore, name: str, case: str | None = None, dims: Mapping[str, object] | None = None, dtype: str | None = None) -> Job:
+    """A kernel on chosen shapes, checked and timed; a KernelRun goes into the trace.
+
+    Args:
+        case: a declared case by its name; None: the first.
+        dims: shapes in place of a case's.
+        dtype: None: the engine's.
+    """
+    what = chosen(core, name, case, dims, dtype)
+    return Job(core, "kernel", lambda job: kernel_run(job, *what), KERNEL_S)
+
+
+def ceilings(core: EngineCore) -> Job:
+    """What the device can do at most; a Ceilings goes into the trace."""
+    return Job(core, "ceilings", measured_ceilings)
+
+
+def profile(core: EngineCore) -> Job:
+    """The next step of the room, with a clock around every operation; a StepProfile goes into the trace."""
+    return Job(core, "profile", profiled_step, PROFILE_S)
+
+
+JOBS: dict[str, Callable[..., Job]] = {
+    "probe": probe_step, "check_kernels": check_kernels, "compare": compare, "tiles": tiles, "kernel": kernel, "ceilings": ceilings,
+    "profile": profile,
+}  # fmt: skip

@@ -1,118 +1,38 @@
-"""What a kernel's page shows: its file as a card, and the job `kernel`, which runs it on chosen shapes and times it.
+"""The job `kernel`: runs a kernel on chosen shapes, checks it against its reference, and times it.
 
-A card is read from the source by its names: the module's docstring, the reference with the helpers that it calls, the
-Triton kernels with their launcher. A run checks the kernel against its reference and times kernel, graph replay, torch
-operations and a Python loop on the same inputs; where no GPU is, the kernel and its error are missing, and said so by None
-and NaN.
-
-Shapes may be a visitor's: names, types and sizes are checked before anything is allocated. Deliberately knows no kernel but
-through its SPEC, with one exception: the attention kernels' inputs are counted from their "sequences", since making
-them costs a loop over the sequences. Rejected: eval of a shape text, and allocating first.
+Kernel, graph replay, torch operations and a Python loop are timed on the same inputs; where no GPU is, the kernel and its
+error are missing, and said so by None and NaN. Shapes may be a visitor's: names, types and sizes are checked before
+anything is allocated. Rejected: eval of a shape text, and allocating first.
 """
 
 from __future__ import annotations
 
-import ast
 import inspect
 import math
-import re
-import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import lru_cache
-from types import ModuleType
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from engine.artifacts import KernelCard, KernelRun
+from engine.artifacts import KernelRun
 from engine.build import device_name
 from engine.clock import graph_us, median_us
 from engine.core import EngineCore
 from engine.errors import EngineError, reason_of
-from engine.ops import CALLED, Ops, distance, outputs_of
+from engine.kernel_cards import MAX_FLOPS, MAX_INPUT_BYTES, attention_size, fits, said
+from engine.ops import distance, outputs_of
 from kernels.registry import load_specs
 from kernels.spec import Case, KernelSpec
 
 if TYPE_CHECKING:
     from engine.jobs import Job
 
-MAX_INPUT_BYTES = {"cuda": 2 * 2**30, "cpu": 2**30}
-MAX_FLOPS = {"cuda": 2e13, "cpu": 2e10}  # of one run: about half a second of it
-MAX_DIM, MAX_TEXT, MAX_SEQUENCES = 2**24, 500, 256
+MAX_DIM, MAX_TEXT = 2**24, 500
 LOOP_S, LOOP_SLICE_S = 0.5, 0.05
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-
-
-# ---- cards ----
-
-
-def cards(ops: Ops, device: torch.device) -> tuple[KernelCard, ...]:
-    """A card for every kernel of the folder.
-
-    Args:
-        ops: of this engine: which of a kernel and its reference its model calls.
-        device: cases that are too large for it are left out.
-    """
-    return tuple(_card(spec, ops, device.type) for spec in load_specs().values())
-
-
-def _card(spec: KernelSpec, ops: Ops, device: str) -> KernelCard:
-    called = getattr(ops, spec.name, None) if spec.name in CALLED else None
-    backend = "" if called is None else "triton" if called is spec.fn else "torch"
-    cases = tuple((case.name, said(case.dims)) for case in (*spec.bench_cases, *spec.cases) if _fits(spec, case, device))
-    text = inspect.cleandoc(sys.modules[spec.fn.__module__].__doc__ or "")
-    return KernelCard(spec.name, spec.formula, text, reference_source(spec.ref), kernel_source(spec.fn), cases, backend)
-
-
-def said(dims: Mapping[str, object]) -> str:
-    """Dimensions in words: "tokens 8192, n 14336"."""
-    return ", ".join(f"{name} {value}" for name, value in dims.items())
-
-
-class _File:
-    """A kernel's file by the names of its functions and classes."""
-
-    def __init__(self, module: ModuleType) -> None:
-        text = inspect.getsource(module)
-        self._lines = text.splitlines()
-        self.nodes = {n.name: n for n in ast.parse(text).body if isinstance(n, (ast.FunctionDef, ast.ClassDef))}
-
-    def source(self, names: Iterable[str]) -> str:
-        """These, in the file's order."""
-        nodes = sorted((self.nodes[name] for name in names), key=lambda n: n.lineno)
-        return "\n\n\n".join("\n".join(self._lines[_first(n) - 1 : n.end_lineno]) for n in nodes)
-
-
-def _first(node: ast.FunctionDef | ast.ClassDef) -> int:
-    return min([node.lineno, *(d.lineno for d in node.decorator_list)])
-
-
-@lru_cache(maxsize=100)
-def _file(module: str) -> _File:
-    return _File(sys.modules[module])
-
-
-@lru_cache(maxsize=100)
-def reference_source(ref: Callable) -> str:
-    """The reference with what it calls of its own file."""
-    file, todo, found = _file(ref.__module__), [ref.__name__], set()
-    while todo:
-        name = todo.pop()
-        found.add(name)
-        used = {n.id for n in ast.walk(file.nodes[name]) if isinstance(n, ast.Name)}
-        todo += [u for u in used & file.nodes.keys() if u not in found]
-    return file.source(found)
-
-
-@lru_cache(maxsize=100)
-def kernel_source(launcher: Callable) -> str:
-    """The jit functions of a kernel's file, and the function that launches them."""
-    file = _file(launcher.__module__)
-    jit = {name for name, n in file.nodes.items() if any("jit" in ast.unparse(d) for d in n.decorator_list)}
-    return file.source(jit | {launcher.__name__})
 
 
 # ---- sizes ----
@@ -136,44 +56,11 @@ class _Counter(TorchDispatchMode):
 def input_bytes(spec: KernelSpec, dims: Mapping[str, object], dtype: torch.dtype) -> int:
     """About what make_inputs allocates at a time, without allocating it. Raises what make_inputs raises."""
     if "sequences" in dims:
-        return _attention_size(dims)[0] * dtype.itemsize
+        return attention_size(dims)[0] * dtype.itemsize
     with FakeTensorMode(), _Counter() as counter:
         kept = spec.make_inputs("cpu", dtype, 0, **dims)
     storages = {x.untyped_storage()._cdata: x.untyped_storage().nbytes() for x in kept.values() if isinstance(x, torch.Tensor)}
     return sum(storages.values()) + max(counter.seen.values(), default=0)
-
-
-def _attention_size(dims: Mapping[str, object]) -> tuple[int, int]:
-    """(elements of q, keys and values, floating-point operations) of kernels.attention.make_inputs' dims."""
-    pairs = _pairs(str(dims["sequences"]))
-    hq, hk, d = (int(dims[name]) for name in ("hq", "hk", "d"))
-    wide = d + int(dims.get("dv", 0) or d)
-    page, layers = int(dims.get("page_size", 16)), int(dims.get("layers", 1))
-    keys = sum(-(-length // page) * page for _, length in pairs) + 2 * page
-    tokens = sum(n for n, _ in pairs) + int(dims.get("pad_rows", 0))
-    rows = sum(n * max(length - n // 2, 1) for n, length in pairs)
-    return 2 * tokens * (hq + hk) * wide + keys * hk * wide * layers, 2 * rows * hq * wide
-
-
-def _pairs(text: str) -> list[tuple[int, int]]:
-    """ "3:17 1:40x2" → (3, 17), (1, 40), (1, 40). Raises ValueError, also for too many."""
-    pairs = []
-    for item in text.split():
-        found = re.fullmatch(r"(\d{1,7}):(\d{1,7})(?:x(\d{1,3}))?", item)
-        if found is None:
-            raise ValueError(f"sequences are written as “queries:keys”, not {item[:20]!r}")
-        pairs += [(int(found[1]), int(found[2]))] * int(found[3] or 1)
-        if len(pairs) > MAX_SEQUENCES:
-            raise ValueError(f"there may be at most {MAX_SEQUENCES} sequences")
-    return pairs
-
-
-def _fits(spec: KernelSpec, case: Case, device: str) -> bool:
-    """Whether a declared case can be run on the device, as far as that is known without making its inputs."""
-    if "sequences" not in case.dims or case in spec.cases:
-        return True
-    elements, flops = _attention_size(case.dims)
-    return 4 * elements <= MAX_INPUT_BYTES[device] and flops <= MAX_FLOPS[device]
 
 
 # ---- what was asked for ----
@@ -189,14 +76,15 @@ def chosen(
     kind = DTYPES.get(core.config.source.dtype if dtype is None else dtype if isinstance(dtype, str) else "")
     if kind is None or kind not in spec.tolerance:
         raise EngineError("bad_shapes", f"{spec.name} runs in {', '.join(str(d)[6:] for d in spec.tolerance)}, not in {str(dtype)[:40]}.")
+    cases = (*spec.bench_cases, *spec.cases)
     if dims is not None:
         found = Case("chosen", _checked(spec, dims))
+    elif case is None:
+        found = next(c for c in cases if fits(spec, c, core.runner.device.type) and (not c.dtypes or kind in c.dtypes))
     else:
-        cases = (*spec.bench_cases, *spec.cases)
-        found = next((c for c in cases if case in (None, c.name) and _fits(spec, c, core.runner.device.type)), None)
-        if found is None and case not in [c.name for c in cases]:
+        found = next((c for c in cases if c.name == case), None)
+        if found is None:
             raise EngineError("unknown_case", f"{spec.name} has no case called {str(case)[:40]!r}.", name=str(case)[:40])
-        found = found or next(c for c in cases if c.name == case)
     if found.dtypes and kind not in found.dtypes:
         raise EngineError("bad_shapes", f"The case {found.name} runs in {', '.join(str(d)[6:] for d in found.dtypes)} only.")
     _check_size(spec, found, kind, core.runner.device.type)
@@ -231,7 +119,7 @@ def _check_size(spec: KernelSpec, case: Case, dtype: torch.dtype, device: str) -
         return
     try:
         size = input_bytes(spec, case.dims, dtype)
-        flops = _attention_size(case.dims)[1] if "sequences" in case.dims else 0
+        flops = attention_size(case.dims)[1] if "sequences" in case.dims else 0
     except Exception as error:
         raise EngineError("bad_shapes", f"{spec.name} cannot be run on these shapes: {reason_of(error)}.") from error
     most = MAX_INPUT_BYTES[device]
@@ -265,7 +153,6 @@ def _run(job: Job, spec: KernelSpec, case: Case, dtype: torch.dtype) -> Iterator
     if flops > MAX_FLOPS[device.type]:
         job.note = f"These shapes take {flops / 1e9:,.0f} GFLOP a run, which is too long here. Choose smaller ones."
         return
-    shapes = ", ".join(f"{name} {list(x.shape)}" for name, x in inputs.items() if isinstance(x, torch.Tensor))
     error, kernel_us, replay_us = float("nan"), None, None
     if on_gpu:
         yield 0.15, f"Checking {spec.name} against its reference"
@@ -287,7 +174,7 @@ def _run(job: Job, spec: KernelSpec, case: Case, dtype: torch.dtype) -> Iterator
         loop_us, ran = clock.us, clock.ran
     job.publish(
         KernelRun(
-            spec.name, case.name, f"{said(case.dims)} | {shapes}"[:2000], str(dtype)[6:], device_name(device), error, spec.tolerance[dtype],
+            spec.name, case.name, said(case.dims)[:2000], str(dtype)[6:], device_name(device), error, spec.tolerance[dtype],
             int(flops), int(moved), kernel_us, replay_us, torch_us, loop_us, int(steps), ran,
         )
     )  # fmt: skip

@@ -39,6 +39,7 @@ class StepProbe:
     """
 
     active = True
+    keeps = False  # whether it asks for named points: fused operations have none of them
 
     def __init__(self) -> None:
         self.step_id: int | None = None
@@ -77,6 +78,8 @@ class Probe(StepProbe):
     used: int = 0
     step_id: int | None = None
 
+    keeps = True
+
     def keep(self, name: str, layer: int, tensor) -> None:
         if name not in self.points or (self.layers and layer not in self.layers):
             return
@@ -95,7 +98,7 @@ class Probe(StepProbe):
 class NoProbe:
     """Keeps nothing."""
 
-    active = False
+    active = keeps = False
     keep: Callable = staticmethod(lambda name, layer, tensor: None)
     wants: Callable = staticmethod(lambda plan: False)
 

@@ -108,7 +108,10 @@ class Loader:
             rows[name][mine] = self._take(f"{at}{name}", np.float32, (int(mine.sum()), block_m))
         _check_rows(rows)
         row_tiles = self._take(f"{at}row_tiles", np.int32, (None,))
-        need(((row_tiles >= 0) & (row_tiles < n)).all() and len(np.unique(row_tiles)) == len(row_tiles), "a row names a tile that is not there")
+        need(
+            ((row_tiles >= 0) & (row_tiles < n)).all() and len(np.unique(row_tiles)) == len(row_tiles),
+            "a row names a tile that is not there",
+        )
         need(mine[row_tiles].all(), "a row names a tile of another row")
         dim = head["head_dim"]
         acc = self._take(f"{at}acc", np.float32, (len(row_tiles), dim))
@@ -130,7 +133,10 @@ class Loader:
         need((tiles["sm"] >= -1).all(), "a tile's sm is below -1")
         need((tiles["stop_ns"] >= tiles["start_ns"]).all(), "a tile stops before it starts")
         need((np.diff(tiles["program"]) >= 0).all(), "its tiles are out of order")
-        need((tiles["kv_head"] < head["kv_heads"]).all() and (tiles["split"] < head["num_splits"]).all(), "a tile's head or split is not there")
+        need(
+            (tiles["kv_head"] < head["kv_heads"]).all() and (tiles["split"] < head["num_splits"]).all(),
+            "a tile's head or split is not there",
+        )
         need((tiles["num_q"] <= head["block_q"]).all(), "a tile has too many queries")
         keys = {seq_id: keys for seq_id, _, keys in head["sequences"]}
         need(np.isin(tiles["seq_id"], list(keys)).all(), "a tile belongs to a sequence that is not there")
@@ -145,7 +151,9 @@ class Loader:
         names = item.texts("ops", 80)
         numbers = self._take(f"profile.{place}", np.float64, (None, 1 + len(_OP_NUMBERS)))
         need(len(numbers) <= MAX_OPS, "a profiled step has too many operations")
-        need(np.isfinite(numbers).all() and (numbers >= 0).all() and (numbers < 2**53).all(), "a profiled operation has an impossible number")
+        need(
+            np.isfinite(numbers).all() and (numbers >= 0).all() and (numbers < 2**53).all(), "a profiled operation has an impossible number"
+        )
         whole = [0, *(1 + _OP_NUMBERS.index(name) for name in ("layer", "flops", "bytes", "rows"))]
         need((numbers[:, whole] == np.floor(numbers[:, whole])).all(), "a profiled operation has a fraction where none can be")
         need(not len(numbers) or numbers[:, 0].max() < len(names), "a profiled operation has no name")

@@ -243,13 +243,14 @@ class _Tapped:
 def _choose(
     asked: Asked, works: tuple[tuple[int, int, int], ...], attention, layer: int, q: torch.Tensor, host: HostBatch, interpreted: bool
 ) -> tuple[Target, Operands, Blocks]:
-    """Which launch: all sequences of the batch that the kernel takes if that stays within the budget, else the one of the
-    row alone."""
+    """Which launch: the sequences of the batch that the engine gives this kernel (those with few queries, or those with
+    many) if that stays within the budget, else the row's own alone."""
     of = max((i for i, work in enumerate(works) if asked.fits(*work)), key=lambda i: (works[i][2], -i))
-    seq_id, start, num_tokens = works[of]
+    _, start, num_tokens = works[of]
     position = start + num_tokens - 1 if asked.position is None else asked.position
     kernel = asked.kernel or ("flash_prefill" if num_tokens > MAX_QUERIES else "flash_decode")
-    everybody = tuple(i for i, work in enumerate(works) if kernel == "flash_prefill" or work[2] <= MAX_QUERIES)
+    few = num_tokens <= MAX_QUERIES
+    everybody = tuple(i for i, work in enumerate(works) if (work[2] <= MAX_QUERIES) == few or (few and kernel == "flash_prefill"))
     for members in dict.fromkeys((everybody, (of,))):
         seen = _operands(attention, layer, q, host, works, members)
         blocks = _cut(asked, kernel, seen, interpreted)

@@ -81,7 +81,14 @@ class Operands:
         at = torch.from_numpy(pages.astype(np.int64)).to(self.q.device)
         caches = (cache.index_select(0, at) for cache in (self.k_cache, self.v_cache))
         return Operands(
-            self.q.clone(), *caches, torch.from_numpy(small).to(self.q.device), self.queries, self.keys, self.scale, self.window, self.softcap
+            self.q.clone(),
+            *caches,
+            torch.from_numpy(small).to(self.q.device),
+            self.queries,
+            self.keys,
+            self.scale,
+            self.window,
+            self.softcap,
         )
 
 
@@ -152,9 +159,7 @@ def lanes_of(it: Operands, blocks: Blocks, sequence: int, query: int, head: int)
     return [locate(d, hq, hk, max(it.queries), sequence, query, head, split) for split in range(blocks.num_splits)]
 
 
-def trace(
-    it: Operands, blocks: Blocks, sequence: int, query: int, head: int
-) -> tuple[torch.Tensor, TileLog, list[torch.Tensor]]:
+def trace(it: Operands, blocks: Blocks, sequence: int, query: int, head: int) -> tuple[torch.Tensor, TileLog, list[torch.Tensor]]:
     """Run with a log: (out, the run's log, the chosen row's acc [tiles, head_dim] in each split)."""
     lanes = lanes_of(it, blocks, sequence, query, head)
     log = _log_for(it, blocks, lanes[0])

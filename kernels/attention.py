@@ -324,8 +324,6 @@ def find_sequence(cu_seqlens_q, b, block, BLOCK_Q: tl.constexpr):
     return low
 
 
-
-
 def check_attention(
     q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_table: torch.Tensor, cu_seqlens_q: torch.Tensor,
     seq_lens: torch.Tensor, scale: float, max_query_len: int, window: int | None, softcap: float | None,

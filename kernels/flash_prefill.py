@@ -302,17 +302,20 @@ def plan_prefill(
     block_m: int | None = None, block_n: int | None = None,
 ) -> PrefillPlan:  # fmt: skip
     """The tiles of flash_prefill for these arguments. Raises ValueError naming block_m or block_n."""
-    (t, hq, d), (_, _, hk, dv) = q.shape, v_cache.shape
+    (t, hq, d), (_, page_size, hk, dv) = q.shape, v_cache.shape
     group, wide, half = hq // hk, max(power_of_two(d), power_of_two(dv)), q.element_size() == 2
     least = max(16, power_of_two(group))
+    # measured on an H200: 64 rows suit narrow heads (four programs an SM), 128 rows d = 128. fp32 runs on FMA units and
+    # spills early. Where a tile lies in one page, smaller ones come through the copy engine and fit twice an SM
+    largest, keys = (64, 32) if wide > 128 else (128, 64 if page_size >= 64 else 128) if wide > 64 else (64, 64)
+    if not half:
+        largest, keys = (32, 32) if wide <= 128 else (16, 16)
     if block_m is None:
-        # fp32 runs on FMA units and spills early; 16-bit rows come in the tensor cores' 64
-        largest = (128 if wide <= 128 else 64) if half else (32 if wide <= 128 else 16)
         block_m = max(least, min(largest, power_of_two(group * max_query_len)))
     elif block_m != power_of_two(block_m) or not least <= block_m <= 128:
         raise ValueError(f"block_m is {block_m}, must be a power of two from {least} to 128")
     if block_n is None:
-        block_n = (64 if wide <= 128 else 32) if half else (32 if wide <= 128 else 16)
+        block_n = keys
     elif block_n != power_of_two(block_n) or not 16 <= block_n <= 128:
         raise ValueError(f"block_n is {block_n}, must be a power of two from 16 to 128")
     block_q = block_m // group if max_query_len > 1 else 1
@@ -326,6 +329,14 @@ def find_lane(plan: PrefillPlan, cu_seqlens_q: Sequence[int], row: int, head: in
     start, group = cu_seqlens_q[s], hq // hk
     block, query = divmod(row - start, plan.block_q)
     return (start // plan.block_q + s + block) * hk + head // group, query * group + head % group
+
+
+def _resources(plan: PrefillPlan, wide: int, half: bool, mapped: bool) -> dict[str, int]:
+    """Warps of a program and depth of its load pipeline."""
+    if not half:
+        return {"num_warps": 8 if plan.block_m * wide >= 4096 else 4, "num_stages": 2}
+    small = plan.block_m * wide < 8192 or (mapped and plan.block_n <= 64 and wide <= 128)
+    return {"num_warps": 4 if small else 8, "num_stages": 3 if wide <= 64 and plan.block_n <= 64 else 2}
 
 
 def _make_map(cache: torch.Tensor, block_n: int) -> TensorDescriptor | None:
@@ -400,7 +411,7 @@ def flash_prefill(
             TRACE=log is not None, TIMED=log is not None and q.is_cuda, HEADS=HEADS_AT_ONCE,
             BLOCK_Q=plan.block_q, BLOCK_M=plan.block_m, BLOCK_N=plan.block_n,
             BLOCK_D=max(16, power_of_two(d)), BLOCK_DV=max(16, power_of_two(dv)),
-            num_warps=8 if plan.block_m * wide >= (8192 if half else 4096) else 4, num_stages=2,
+            **_resources(plan, wide, half, mapped),
         )  # fmt: skip
     return (out, lse) if return_lse else out
 

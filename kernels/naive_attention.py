@@ -161,9 +161,17 @@ def naive_attention(
         keys = -(-blocks * page_size // BLOCK_N) * BLOCK_N
         scores = torch.empty((hq, t, keys), dtype=torch.float32, device=q.device)
         probs = torch.empty((hq, t, keys), dtype=q.dtype, device=q.device)
-        block_q = max(16, min(64 if q.element_size() == 2 else 32, power_of_two(max_query_len)))
+        half = q.element_size() == 2  # fp32 runs on FMA units and spills early
+        block_q = max(16, min(64 if half else 16, power_of_two(max_query_len)))
         q_blocks = t // block_q + b + 1
-        same = {"GROUP": hq // hk, "PAGE_SIZE": page_size, "WINDOW": window or 0, "BLOCK_Q": block_q, "BLOCK_N": BLOCK_N, "num_warps": 4}
+        same = {
+            "GROUP": hq // hk,
+            "PAGE_SIZE": page_size,
+            "WINDOW": window or 0,
+            "BLOCK_Q": block_q,
+            "BLOCK_N": BLOCK_N,
+            "num_warps": 4 if half else 8,
+        }
         if keys > 0:
             _scores_kernel[(q_blocks, keys // BLOCK_N, hq)](
                 q, k_cache, block_table, cu_seqlens_q, seq_lens, scores, t, b, float(scale), 1.0 if softcap is None else float(softcap),

@@ -68,37 +68,41 @@ def rotated(x1, x2, c, s):
 
 
 @triton.jit
-def rotate_heads(
-    x, head, heads, stride_h, cos, sin, positions, token, num_positions, stride_cos, stride_sin,
-    H: tl.constexpr, BLOCK_F: tl.constexpr,
-):  # fmt: skip
-    """Rotates a token's heads, in place. Asks for x before the position: the loads do not wait for one another."""
+def load_halves(x, head, heads, stride_h, H: tl.constexpr, BLOCK_F: tl.constexpr):
+    """(x1, x2, where x1 is, mask) of a token's heads, [heads, BLOCK_F] each."""
     f = tl.arange(0, BLOCK_F)
     mask = (head < heads)[:, None] & (f < H)[None, :]
     at = x + head[:, None] * stride_h + f[None, :]
-    x1 = tl.load(at, mask=mask, other=0.0)
-    x2 = tl.load(at + H, mask=mask, other=0.0)
-    c, s = table_row(cos, sin, positions, token, num_positions, stride_cos, stride_sin, H, BLOCK_F)
-    x1, x2 = rotated(x1, x2, c, s)
-    tl.store(at, x1, mask=mask)
-    tl.store(at + H, x2, mask=mask)
+    return tl.load(at, mask=mask, other=0.0), tl.load(at + H, mask=mask, other=0.0), at, mask
 
 
 @triton.jit(do_not_specialize=["num_positions"])
 def _rope_kernel(
     q, k, cos, sin, positions, num_positions, stride_qt, stride_qh, stride_kt, stride_kh, stride_cos, stride_sin,
-    HQ: tl.constexpr, HK: tl.constexpr, H: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_F: tl.constexpr,
+    HQ: tl.constexpr, HK: tl.constexpr, H: tl.constexpr, BLOCK_HQ: tl.constexpr, BLOCK_HK: tl.constexpr, BLOCK_F: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
-    head = tl.arange(0, BLOCK_H).to(tl.int64)
-    q_blocks: tl.constexpr = (HQ + BLOCK_H - 1) // BLOCK_H
-    if block < q_blocks:
-        rotate_heads(q + token * stride_qt, block * BLOCK_H + head, HQ, stride_qh, cos, sin, positions, token, num_positions,
-                     stride_cos, stride_sin, H, BLOCK_F)  # fmt: skip
-    else:
-        rotate_heads(k + token * stride_kt, (block - q_blocks) * BLOCK_H + head, HK, stride_kh, cos, sin, positions, token,
-                     num_positions, stride_cos, stride_sin, H, BLOCK_F)  # fmt: skip
+    q_head = block * BLOCK_HQ + tl.arange(0, BLOCK_HQ).to(tl.int64)  # head-major tensors have far heads
+    k_head = block * BLOCK_HK + tl.arange(0, BLOCK_HK).to(tl.int64)
+    # asked for before the position: the loads do not wait for one another
+    q1, q2, q_at, q_mask = load_halves(q + token * stride_qt, q_head, HQ, stride_qh, H, BLOCK_F)
+    k1, k2, k_at, k_mask = load_halves(k + token * stride_kt, k_head, HK, stride_kh, H, BLOCK_F)
+    c, s = table_row(cos, sin, positions, token, num_positions, stride_cos, stride_sin, H, BLOCK_F)
+    q1, q2 = rotated(q1, q2, c, s)
+    tl.store(q_at, q1, mask=q_mask)
+    tl.store(q_at + H, q2, mask=q_mask)
+    k1, k2 = rotated(k1, k2, c, s)
+    tl.store(k_at, k1, mask=k_mask)
+    tl.store(k_at + H, k2, mask=k_mask)
+
+
+def cut_heads(hq: int, hk: int, block_f: int) -> tuple[int, int, int]:
+    """(programs a token, query heads of each, key heads of each): each turns its share of both."""
+    blocks = 1
+    while power_of_two(triton.cdiv(hq, blocks)) * block_f > 2048 or power_of_two(triton.cdiv(hk, blocks)) * block_f > 2048:
+        blocks *= 2
+    return blocks, power_of_two(triton.cdiv(hq, blocks)), power_of_two(triton.cdiv(hk, blocks))
 
 
 def rope(
@@ -120,11 +124,10 @@ def rope(
     if t == 0:
         return q, k
     block_f = power_of_two(h)
-    block_h = min(power_of_two(max(hq, hk)), max(1, 1024 // block_f))
-    grid = (t, triton.cdiv(hq, block_h) + triton.cdiv(hk, block_h))
-    _rope_kernel[grid](
+    blocks, block_hq, block_hk = cut_heads(hq, hk, block_f)
+    _rope_kernel[(t, blocks)](
         q, k, cos, sin, positions, cos.shape[0], q.stride(0), q.stride(1), k.stride(0), k.stride(1), cos.stride(0),
-        sin.stride(0), HQ=hq, HK=hk, H=h, BLOCK_H=block_h, BLOCK_F=block_f, num_warps=4,
+        sin.stride(0), HQ=hq, HK=hk, H=h, BLOCK_HQ=block_hq, BLOCK_HK=block_hk, BLOCK_F=block_f, num_warps=4,
     )  # fmt: skip
     return q, k
 

@@ -10,8 +10,9 @@ and an IndexError there.
 k itself is left alone unless `rotate_k`: writing it back is 8 % more bytes at 32 query and 8 key heads, and attention
 reads the cache. A probed step asks for it, because probes look at k as attention sees it.
 
-Does not know which layer's caches it gets. Rejected: a program a token for everything (few rows, as in decoding, would
-fill few multiprocessors); reading the tables once a token (they stay in L2).
+A program turns a share of a token's query heads and the same share of its key heads (usually all), so that position,
+slot and table row are read once. Does not know which layer's caches it gets. Rejected: programs of their own for keys
+and values (they end in one small wave after the queries').
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import triton.language as tl
 
 from kernels.common import FENCE, check_devices, check_tensor, check_written, fenced, make_generator, power_of_two
 from kernels.kv_write import find_slot, kv_write_loop, kv_write_ref
-from kernels.rope import rope_loop, rope_ref, rotate_heads, rotated, table_row
+from kernels.rope import cut_heads, load_halves, rope_loop, rope_ref, rotated, table_row
 from kernels.spec import Bad, Case, KernelSpec
 
 Written = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
@@ -54,39 +55,35 @@ def _rope_kv_write_kernel(
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
-    q_blocks: tl.constexpr = (HQ + BLOCK_HQ - 1) // BLOCK_HQ
-    if block < q_blocks:
-        q_head = block * BLOCK_HQ + tl.arange(0, BLOCK_HQ).to(tl.int64)
-        rotate_heads(q + token * stride_qt, q_head, HQ, stride_qh, cos, sin, positions, token, num_positions,
-                     stride_cos, stride_sin, H, BLOCK_F)  # fmt: skip
-    else:
-        head = (block - q_blocks) * BLOCK_HK + tl.arange(0, BLOCK_HK).to(tl.int64)
-        there = (head < HK)[:, None]
-        f = tl.arange(0, BLOCK_F)[None, :]
-        col_v = tl.arange(0, BLOCK_DV)[None, :]
-        mask = there & (f < H)
-        mask_v = there & (col_v < DV)
-        k_row = k + token * stride_kt + (head * stride_kh)[:, None]
-        # asked for before position and slot: the loads do not wait for one another
-        x1 = tl.load(k_row + f, mask=mask, other=0.0)
-        x2 = tl.load(k_row + H + f, mask=mask, other=0.0)
-        row_v = tl.load(v + token * stride_vt + (head * stride_vh)[:, None] + col_v, mask=mask_v, other=0.0)
-        page, offset, inside = find_slot(slot_mapping, token, num_slots, PAGE_SIZE)
-        k_slot = k_cache + page * stride_kp + offset * stride_ks + (head * stride_kch)[:, None]
-        v_slot = v_cache + page * stride_vp + offset * stride_vs + (head * stride_vch)[:, None]
-        written = (head < tl.where(inside, HK, 0))[:, None]
-        tl.store(v_slot + col_v, row_v, mask=written & (col_v < DV))
-        c, s = table_row(cos, sin, positions, token, num_positions, stride_cos, stride_sin, H, BLOCK_F)
-        x1, x2 = rotated(x1, x2, c, s)
-        tl.store(k_slot + f, x1, mask=written & (f < H))
-        tl.store(k_slot + H + f, x2, mask=written & (f < H))
-        if ROTATE_K:
-            tl.store(k_row + f, x1, mask=mask)
-            tl.store(k_row + H + f, x2, mask=mask)
-        if D > 2 * H:  # dimensions behind the rotary ones
-            col = 2 * H + tl.arange(0, BLOCK_REST)[None, :]
-            rest = there & (col < D)
-            tl.store(k_slot + col, tl.load(k_row + col, mask=rest, other=0.0), mask=written & (col < D))
+    q_head = block * BLOCK_HQ + tl.arange(0, BLOCK_HQ).to(tl.int64)  # head-major tensors have far heads
+    head = block * BLOCK_HK + tl.arange(0, BLOCK_HK).to(tl.int64)
+    f = tl.arange(0, BLOCK_F)[None, :]
+    col_v = tl.arange(0, BLOCK_DV)[None, :]
+    k_row = k + token * stride_kt
+    v_row = v + token * stride_vt + (head * stride_vh)[:, None]
+    # asked for before position and slot: the loads do not wait for one another
+    q1, q2, q_at, q_mask = load_halves(q + token * stride_qt, q_head, HQ, stride_qh, H, BLOCK_F)
+    k1, k2, k_at, k_mask = load_halves(k_row, head, HK, stride_kh, H, BLOCK_F)
+    values = tl.load(v_row + col_v, mask=(head < HK)[:, None] & (col_v < DV), other=0.0)
+    page, offset, inside = find_slot(slot_mapping, token, num_slots, PAGE_SIZE)
+    c, s = table_row(cos, sin, positions, token, num_positions, stride_cos, stride_sin, H, BLOCK_F)
+    written = (head < tl.where(inside, HK, 0))[:, None]
+    tl.store(v_cache + page * stride_vp + offset * stride_vs + (head * stride_vch)[:, None] + col_v, values,
+             mask=written & (col_v < DV))  # fmt: skip
+    q1, q2 = rotated(q1, q2, c, s)
+    tl.store(q_at, q1, mask=q_mask)
+    tl.store(q_at + H, q2, mask=q_mask)
+    k1, k2 = rotated(k1, k2, c, s)
+    k_slot = k_cache + page * stride_kp + offset * stride_ks + (head * stride_kch)[:, None]
+    tl.store(k_slot + f, k1, mask=written & (f < H))
+    tl.store(k_slot + H + f, k2, mask=written & (f < H))
+    if ROTATE_K:
+        tl.store(k_at, k1, mask=k_mask)
+        tl.store(k_at + H, k2, mask=k_mask)
+    if D > 2 * H:  # dimensions behind the rotary ones
+        col = 2 * H + tl.arange(0, BLOCK_REST)[None, :]
+        rest = tl.load(k_row + (head * stride_kh)[:, None] + col, mask=(head < HK)[:, None] & (col < D), other=0.0)
+        tl.store(k_slot + col, rest, mask=written & (col < D))
 
 
 def rope_kv_write(
@@ -115,15 +112,14 @@ def rope_kv_write(
     )  # fmt: skip
     if t == 0:
         return q, k, k_cache, v_cache
-    block_f, block_dv = power_of_two(h), power_of_two(dv)
-    block_hq = min(power_of_two(hq), max(1, 1024 // block_f))
-    block_hk = min(power_of_two(hk), max(1, 2048 // max(2 * block_f, block_dv)))
-    _rope_kv_write_kernel[(t, triton.cdiv(hq, block_hq) + triton.cdiv(hk, block_hk))](
+    block_f = power_of_two(h)
+    blocks, block_hq, block_hk = cut_heads(hq, hk, max(block_f, power_of_two(dv) // 2))
+    _rope_kv_write_kernel[(t, blocks)](
         q, k, v, cos, sin, positions, k_cache, v_cache, slot_mapping, cos.shape[0], pages * page_size,
         q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1), cos.stride(0), sin.stride(0),
         *k_cache.stride()[:3], *v_cache.stride()[:3],
         HQ=hq, HK=hk, H=h, D=d, DV=dv, PAGE_SIZE=max(1, page_size), ROTATE_K=bool(rotate_k), BLOCK_HQ=block_hq, BLOCK_HK=block_hk,
-        BLOCK_F=block_f, BLOCK_REST=power_of_two(max(1, d - 2 * h)), BLOCK_DV=block_dv, num_warps=4,
+        BLOCK_F=block_f, BLOCK_REST=power_of_two(max(1, d - 2 * h)), BLOCK_DV=power_of_two(dv), num_warps=4,
     )  # fmt: skip
     return q, k, k_cache, v_cache
 

@@ -18,8 +18,8 @@ Two launches. The first cuts each row into chunks and finds their best id, their
 In the second one program draws a row. The top_k-th largest of those maxima bounds the top_k-th logit from below, so what
 lies above it, mostly few more than top_k, is gathered and searched in registers: the id is the low part of a 50-bit key
 that orders the row without ties, and each question ("which key has this much mass above it?") is a bisection of its bits.
-Where too much lies above the bound (a flat row with top_p, top_k in the thousands) the same bisections read the row
-itself, from L2, 50 times: hundreds of microseconds.
+Where too much lies above the bound (a flat row with top_p, top_k in the thousands) the upper 18 bits are bisected by
+reading the row itself, from L2, and what shares them is gathered.
 
 Rejected: sorting the row (a nucleus is small); rejection sampling (another token for the same uniform); histograms with
 atomics (fp sums in any order, and logits crowd in few bins); fp32 masses (sums of a large vocabulary are not monotone).
@@ -42,6 +42,7 @@ CHUNK = 4096  # logits of a program of the first launch
 GROUP = 32  # logits that share a maximum
 CANDIDATES = 4096  # gathered logits
 NUCLEUS = 512  # groups looked at for top_p without top_k
+DRAW_WARPS = 8
 REALS = (torch.float32, torch.float64)
 
 
@@ -204,26 +205,51 @@ def _row_weight(
     row, low, largest, t, COUNT: tl.constexpr, V: tl.constexpr, BLOCK: tl.constexpr, ID_BITS: tl.constexpr
 ):  # fmt: skip
     """Mass (COUNT: number) of a row's logits whose key is at least `low`."""
-    total = tl.full((), 0, tl.int64)
+    weight = tl.zeros([BLOCK], tl.int64)  # summed up once, behind the loop
     for start in range(0, V, BLOCK):
         ids = start + tl.arange(0, BLOCK)
         x = load_logits(row, ids, ids < V)
-        weight = tl.full([BLOCK], 1, tl.int64) if COUNT else _whole(_share(x, largest, t))
-        total += tl.sum(tl.where((ids < V) & (full_key(x, ids, ID_BITS) >= low), weight, 0))
-    return total
+        one = tl.full([BLOCK], 1, tl.int64) if COUNT else _whole(_share(x, largest, t))
+        weight += tl.where((ids < V) & (full_key(x, ids, ID_BITS) >= low), one, 0)
+    return tl.sum(weight, axis=0)
 
 
 @triton.jit
 def _row_find(
-    row, low, target, largest, t, COUNT: tl.constexpr, V: tl.constexpr, BLOCK: tl.constexpr, ID_BITS: tl.constexpr
+    row, candidates, low, target, largest, t, COUNT: tl.constexpr, V: tl.constexpr, BLOCK: tl.constexpr, ID_BITS: tl.constexpr
 ):  # fmt: skip
-    """_find over a whole row, of which keys under `low` weigh nothing."""
+    """_find over a whole row, of which keys under `low` weigh nothing. The upper bits are searched in the row; what shares
+    them is gathered, if it is few, and searched in registers."""
+    LOWER: tl.constexpr = ID_BITS + 14
     one = tl.full((), 1, tl.int64)
     found = tl.full((), 0, tl.int64)
-    for i in range(32 + ID_BITS):
-        trial = found | (one << (31 + ID_BITS - i))
+    for i in range(18):
+        trial = found | (one << (LOWER + 17 - i))
         above = _row_weight(row, tl.maximum(trial, low), largest, t, COUNT, V, BLOCK, ID_BITS)
         found = tl.where(above > target, trial, found)
+    rest = target - _row_weight(row, tl.maximum(found + (one << LOWER), low), largest, t, COUNT, V, BLOCK, ID_BITS)
+    bottom = tl.maximum(found, low)
+    tl.debug_barrier()  # an earlier search may still read the list
+    n = tl.full((), 0, tl.int32)
+    for start in range(0, V, BLOCK):
+        ids = start + tl.arange(0, BLOCK)
+        x = load_logits(row, ids, ids < V)
+        key = full_key(x, ids, ID_BITS)
+        kept = (ids < V) & (key >= bottom) & (key < found + (one << LOWER))
+        place = n + tl.cumsum(kept.to(tl.int32), axis=0) - 1
+        tl.store(candidates + place, key, mask=kept & (place < BLOCK))
+        n += tl.sum(kept.to(tl.int32), axis=0)
+    tl.debug_barrier()
+    if n <= BLOCK:
+        lane = tl.arange(0, BLOCK)
+        keys = tl.load(candidates + lane, mask=lane < n, other=-1)
+        weight = (keys >= 0).to(tl.int64) if COUNT else _whole(_share(_logit_of(keys, ID_BITS), largest, t))
+        found += _find(tl.where(keys >= 0, keys - found, -1), tl.where(keys >= 0, weight, 0), rest, LOWER)
+    else:
+        for i in range(LOWER):
+            trial = found | (one << (LOWER - 1 - i))
+            above = _row_weight(row, tl.maximum(trial, low), largest, t, COUNT, V, BLOCK, ID_BITS)
+            found = tl.where(above > target, trial, found)
     return found
 
 
@@ -354,12 +380,12 @@ def _draw_cut(
             token = id_of(drawn, ID_BITS)
     else:
         if k > 0:
-            low = _row_find(line, low, (k - 1).to(tl.int64), largest, t, True, V, CANDIDATES, ID_BITS)
+            low = _row_find(line, candidates, low, (k - 1).to(tl.int64), largest, t, True, V, CANDIDATES, ID_BITS)
         kept_mass = _row_weight(line, low, largest, t, False, V, CANDIDATES, ID_BITS)
         if p < 1.0:
             if k > 0:
                 wanted = tl.maximum(tl.ceil(p * kept_mass.to(tl.float64)).to(tl.int64), 1)
-            low = _row_find(line, low, tl.minimum(wanted, kept_mass) - 1, largest, t, False, V, CANDIDATES, ID_BITS)
+            low = _row_find(line, candidates, low, tl.minimum(wanted, kept_mass) - 1, largest, t, False, V, CANDIDATES, ID_BITS)
             kept_mass = _row_weight(line, low, largest, t, False, V, CANDIDATES, ID_BITS)
         if GUMBEL:
             top = tl.full((), float("-inf"), tl.float32)
@@ -376,7 +402,7 @@ def _draw_cut(
                 top = tl.maximum(top, here)
         else:
             target = _target(tl.load(uniform).to(tl.float64), kept_mass)
-            token = id_of(_row_find(line, low, target, largest, t, False, V, CANDIDATES, ID_BITS), ID_BITS)
+            token = id_of(_row_find(line, candidates, low, target, largest, t, False, V, CANDIDATES, ID_BITS), ID_BITS)
     return token
 
 
@@ -421,7 +447,7 @@ def sample(
         logits, temperature, top_k, top_p, uniform, seeds, positions, best_score, best_id, chunk_max, chunk_sum, group_max,
         scratch(groups, torch.int32), scratch(CANDIDATES, torch.int64), tokens, logits.stride(0),
         GUMBEL=gumbel, V=v, CHUNKS=chunks, GROUPS=groups, CHUNK=chunk, GROUP=GROUP, CANDIDATES=CANDIDATES,
-        NUCLEUS=min(NUCLEUS, 1 + groups // 2), ID_BITS=ID_BITS, BLOCK_C=power_of_two(chunks), BLOCK_G=power_of_two(groups), num_warps=8,
+        NUCLEUS=min(NUCLEUS, 1 + groups // 2), ID_BITS=ID_BITS, BLOCK_C=power_of_two(chunks), BLOCK_G=power_of_two(groups), num_warps=DRAW_WARPS,
     )  # fmt: skip
     return tokens
 

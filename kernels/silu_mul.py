@@ -48,8 +48,8 @@ def silu_mul(x: torch.Tensor) -> torch.Tensor:
     out = torch.empty((t, n), dtype=x.dtype, device=x.device)
     if out.numel() == 0:
         return out
-    block_n = min(2048, power_of_two(n))  # two 16-byte loads of each half a thread
-    _silu_mul_kernel[(t, triton.cdiv(n, block_n))](x, out, x.stride(0), N=n, BLOCK_N=block_n, num_warps=4)
+    block_n = min(4096, power_of_two(n))  # at most two 16-byte loads of each half a thread
+    _silu_mul_kernel[(t, triton.cdiv(n, block_n))](x, out, x.stride(0), N=n, BLOCK_N=block_n, num_warps=8 if block_n > 1024 else 4)
     return out
 
 

@@ -80,6 +80,12 @@ def _whole(it: TileTrace) -> bool:
     return bool(inside.all()) and bool(np.isfinite(it.plain).all()) and not np.isnan(it.scores).any()
 
 
+def same_launch(it: TileTrace) -> dict[str, object]:
+    """Arguments of the job "tiles" that make this trace again; a change to one of them makes another."""
+    same: dict[str, object] = {"step": it.step_id, "layer": it.layer, "head": it.row_head, "seq_id": it.row_seq_id, "block_n": it.block_n}
+    return same | ({"splits": it.num_splits} if it.kernel == "flash_decode" else {"block_m": it.block_m})
+
+
 # ---- its tiles ----
 
 

@@ -149,11 +149,11 @@ class Decoder:
 
     def forward(self, batch: Batch, attention: Attention, ops: Ops, probe) -> torch.Tensor:
         """Hidden states [t, hidden] after the final norm."""
-        if ops.fused and not probe.active:
+        if ops.fused and not probe.keeps:
             return self._few_rows(batch, attention, ops) if self._fits(batch) else self._many_rows(batch, attention, ops)
         config, eps, positions = self.config, self.config.rms_norm_eps, batch.positions
         heads, kv, dim = config.num_heads, config.num_kv_heads, config.head_dim
-        parts, rows, watched = (heads, kv, kv), len(batch.token_ids), probe.active
+        parts, rows, watched = (heads, kv, kv), len(batch.token_ids), probe.keeps
         x = ops.embedding(batch.token_ids, self.embedding)
         if watched:
             probe.keep("embedding", 0, x)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 import socket
 import subprocess
@@ -16,7 +17,7 @@ from benchmarks.browser import ROOT, app, chromium, page, say, wait_live
 from engine.audience import LiveSource
 from engine.config import CacheConfig, EngineConfig, ModelSource
 from engine.generate import main as generate
-from engine.recording import decode
+from engine.recording import decode, load
 from engine.session import Session
 from tests.app.test_page import last_step, prompt, status, until
 from tests.engine.test_generate import check_sentence, damaged
@@ -235,6 +236,36 @@ def test_a_port_that_is_in_use_or_none_is_said(capsys, taken):
     for port in ("0", "-1", "99999"):
         assert "65535" in fails(capsys, "--port", port)
     assert "--host" in fails(capsys, "--host", "no such host")
+
+
+def test_rooms_that_would_end_at_once_or_that_nobody_gets_are_refused(capsys):
+    for minutes in ("0", "-2", "nan"):
+        assert "--room-minutes" in fails(capsys, "--port", "7999", "--public", "--room-minutes", minutes)
+    for rooms in ("0", "-1"):
+        assert "--rooms" in fails(capsys, "--port", "7999", "--public", "--rooms", rooms)
+
+
+def test_only_a_port_that_was_taken_is_called_so(capsys, monkeypatch):
+    def start(error: OSError) -> str:
+        def raises(*_):
+            raise error
+
+        monkeypatch.setattr(program, "source_of", raises)
+        return fails(capsys, "--port", "7999")
+
+    for error in (OSError(errno.EADDRINUSE, "Address already in use"), OSError("Cannot find empty port in range: 7999-7999.")):
+        assert "Port 7999 was taken" in start(error)
+    assert start(OSError(errno.ENOSPC, "No space left on device")) == "error: The start failed: No space left on device.\n"
+    assert start(OSError(errno.EACCES, "Permission denied", "a/b")).endswith("Permission denied (a/b).\n")
+    assert "does not say why" in start(OSError())
+
+
+def test_a_recording_that_ships_is_read_once(monkeypatch):
+    program.read_once.cache_clear()
+    reads = []
+    monkeypatch.setattr(program, "load", lambda path: reads.append(path) or load(path))
+    assert program.shipped("one") is program.shipped("one") and len(reads) == 1
+    assert program.shipped("nothing") is None and program.shipped("../one") is None and program.read_once.cache_info().currsize == 1
 
 
 def test_the_program_itself_ends_with_two_and_without_a_traceback(taken):

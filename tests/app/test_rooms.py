@@ -294,6 +294,24 @@ def test_a_knob_that_flushes_names_the_requests_first_and_changes_nothing(public
         assert tab.ask("knob", name="mode", value="nonsense", dry_run=True)["code"] == "bad_config"
 
 
+def test_an_example_begins_with_knobs_of_its_own_and_only_with_those_that_may_be_turned(public):
+    session, source, _hub, address = public
+    with Tab(address) as tab:
+        begin(tab, "hello")
+        tab.ask("pause")
+        assert tab.ask("preset", name="one", knobs={"mode": "none", "max_num_seqs": 3})["ok"]
+        knobs = session.config_of(tab.room)
+        assert (knobs.cache.mode.value, knobs.scheduler.max_num_seqs) == ("none", 3)
+        before = len(source.trace(tab.room).sequences)
+        for wrong, code in (
+            ({"page_size": 8}, "knob_fixed"), ({"num_pages": 97}, "bad_config"), ({"speed": 1}, "unknown_knob"), ({"mode": [1]}, "bad_config"),
+        ):  # fmt: skip
+            assert tab.ask("preset", name="one", knobs=wrong)["code"] == code
+        assert len(source.trace(tab.room).sequences) == before and session.config_of(tab.room) == knobs
+        assert tab.ask("preset", name="one", knobs="x")["ok"]
+        assert session.config_of(tab.room).cache.mode.value == "paged", "the next one begins as it is written"
+
+
 # ---- hidden texts ----
 
 
@@ -341,7 +359,7 @@ def test_a_veil_hides_one_request_and_changes_nothing_else(session):
 
 def test_so_many_rooms_are_divided_from_one_arena():
     config = for_many(EngineConfig(cache=CacheConfig(num_pages=96)), 20)
-    assert (config.cache.num_pages, config.cache.arena_pages, config.max_rooms) == (96, 96 * 21, 21)
+    assert (config.cache.num_pages, config.cache.arena_pages, config.max_rooms) == (96, 96 * 22, 21)
     assert config.trace_bytes * 20 < 2**30 and 2 <= rooms_that_fit() <= 20
 
 

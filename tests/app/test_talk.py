@@ -187,6 +187,24 @@ def test_back_and_forth_shows_the_same_steps(live):
         assert opened.evaluate("glass.stage.at.last") == last, "nothing was run again"
 
 
+def test_a_knob_is_tried_on_the_beats_example_and_the_talk_goes_on_without_it(live):
+    mode = "glass.stage.status.knobs.mode.value"
+    with tab(live) as opened:
+        wait_live(opened)
+        told = begin(opened, "kv_cache", 4)
+        assert told["try"]["knob"] == "mode" and opened.evaluate(mode) == "paged"
+        before = opened.evaluate("glass.stage.at.last")
+        opened.locator(".glass-strip button", has_text="Try this").click()
+        opened.locator("dialog[open] button[value=yes]").click()
+        until(lambda: opened.evaluate(mode) == "none" and opened.evaluate("glass.stage.at.last") > before + 5)
+        assert opened.evaluate("glass.stage.status.state") == "running" and opened.evaluate(TOLD)["beat"] == 4
+        told = press(opened)
+        while told["beat"] != 5:  # over the beats before, on a run of its own
+            opened.wait_for_timeout(50)
+            told = arrive(opened)
+        assert told["sentence"] and not told["recorded"] and opened.evaluate(mode) == "paged"
+
+
 def test_a_link_to_a_beat_leads_there_and_a_reload_too(recorded):
     with tab(recorded, "?chapter=kv_cache&beat=2") as opened:
         told = arrive(opened)

@@ -86,7 +86,7 @@ def test_a_line_that_is_refused_is_said_and_the_rest_of_the_script_goes_on(drive
 
 
 def test_a_script_of_which_nothing_can_run_any_more_does_not_keep_the_engine_busy(driven):
-    driven.ask("workload", room="main", prompts=(line(5), line(TOO_LONG, 90)), knobs={})
+    driven.ask("workload", room="main", prompts=(line(5), line(TOO_LONG, 90), line(TOO_LONG, 95)), knobs={})
     driven.until_idle()
     assert len(driven.trace().sequences) == 1 and driven.ask("is_idle", room="main").value is True
 

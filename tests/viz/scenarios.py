@@ -153,6 +153,10 @@ def with_kernels() -> Trace:
     return kernel_scenarios.kernels("prefill")
 
 
+def with_tiles() -> Trace:
+    return tile_scenarios.cached()
+
+
 def broken_artifacts() -> Trace:
     return kernel_scenarios.kernels("unusable")
 
@@ -171,7 +175,7 @@ def own_traces(view: str) -> tuple[Trace, ...]:
 
 
 _RUNS = (empty, one_step, long, preempted, broken, crowded, large_pool, ahead, static, slabs, no_cache, hostile)
-_WITH_ARTIFACTS = (with_comparison, with_kernels, broken_artifacts)
+_WITH_ARTIFACTS = (with_comparison, with_kernels, with_tiles, broken_artifacts)
 MAKERS = {f.__name__: f for f in (*_RUNS, *_WITH_ARTIFACTS)} | {"busy": make_trace}
 
 

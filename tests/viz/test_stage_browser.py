@@ -10,8 +10,12 @@ from contextlib import contextmanager
 import pytest
 
 from tests.viz.test_stage_support import HOSTILE, VIEWS, HandSource, caption, serve
+from tests.viz.test_tour import FAST, chapter, text
+from viz.chapter import TryThis
 from viz.stage.hub import Hub, HubConfig
+from viz.stage.people import People
 from viz.stage.source import RecordingSource
+from viz.stage.tour import Tour
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -391,3 +395,55 @@ def test_reduced_motion_means_one_update_a_second(stage):
             page.source.advance()
             time.sleep(0.03)
         assert page.evaluate("glass.stats.updates") - drawn <= 3
+
+
+# ---- the theme and the system's ----
+
+
+def test_a_theme_that_was_chosen_stays_when_the_systems_changes(stage):
+    with stage(color_scheme="light") as page:
+        theme = "glass.stage.root.dataset.theme"
+        page.emulate_media(color_scheme="dark")
+        until(page, f"{theme} === 'dark'")
+        page.emulate_media(color_scheme="light")
+        until(page, f"{theme} === 'light'")
+        page.evaluate("glass.stage.toggleTheme()")
+        page.emulate_media(color_scheme="dark")
+        page.emulate_media(color_scheme="light")
+        page.wait_for_timeout(200)
+        assert page.evaluate(theme) == "dark"
+
+
+# ---- trying a knob in a chapter ----
+
+
+class Recomputes(HandSource):
+    """Turning its mode empties somebody's cache."""
+
+    async def command(self, room, viewer, name, args):
+        said = await super().command(room, viewer, name, args)
+        return {**said, "recompute": ["A", "B"]} if args.get("dry_run") else said
+
+
+@pytest.mark.parametrize("knob, value, asks", [("max_num_seqs", 2, False), ("mode", "static", True)])
+def test_trying_begins_the_example_again_and_names_first_who_ends_with_it(stage, knob, value, asks):
+    tried = chapter(text(until=lambda trace, step: True, try_this=TryThis("chapter.one.try", knob, value)))
+
+    def prepare(page):
+        People(page.hub)
+        Tour(page.hub, {"one": tried}, FAST)
+
+    with stage(Recomputes(), prepare=prepare) as page:
+        page.keyboard.press("PageDown")
+        page.locator(".glass-strip button", has_text="Try this").click()
+        if asks:
+            dialog = page.locator("dialog[open]")
+            assert dialog.locator("p").text_content() == "A, B will end, because the example begins again. Change the knob?"
+            assert [args for name, args in page.source.commands if name == "preset"] == [{"name": "ragged"}], "nothing has begun yet"
+            dialog.locator("button[value=yes]").click()
+        page.locator(".glass-notice", has_text="begins again").wait_for()
+        assert heard(page.source, "play") == {}
+        assert heard(page.source, "preset") == {"name": "ragged", "knobs": {knob: value}}
+        assert asks == any(name == "knob" for name, _ in page.source.commands)
+        assert all(args.get("dry_run") for name, args in page.source.commands if name == "knob")
+        until(page, "glass.stage.tour.told.phase === 'here'")

@@ -68,9 +68,7 @@ class Room:
 class Composer:
     """Reads a Source; writes only into rooms and viewers that it is handed."""
 
-    def __init__(
-        self, source: Source, views: Mapping[str, View], caption: Caption | None, slots: Slots, parts: Mapping[str, Part]
-    ) -> None:
+    def __init__(self, source: Source, views: Mapping[str, View], caption: Caption | None, slots: Slots, parts: Mapping[str, Part]) -> None:
         self._source, self._views, self._caption, self._slots, self._parts = source, views, caption, slots, parts
         self._panels: OrderedDict[tuple, asyncio.Task] = OrderedDict()
         self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="glass-render")

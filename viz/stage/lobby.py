@@ -196,7 +196,9 @@ class Lobby:
         if state == "loading":
             return await self._while_loading(room, name, args)
         if state == "dead":
-            return await (self.play_shipped(room, str(args.get("name"))) if name == "preset" else self.base.command(ROOM, viewer, name, args))
+            return await (
+                self.play_shipped(room, str(args.get("name"))) if name == "preset" else self.base.command(ROOM, viewer, name, args)
+            )
         if room[0] != PRIVATE:
             self._stop(room)
             return await self._live_command(room, viewer, name, args)

@@ -11,7 +11,7 @@ Rejected: one cell a tile (a diagonal tile's empty half, which the kernel comput
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -33,6 +33,7 @@ from viz.tiles import (
     is_complete,
     online,
     row_acc,
+    same_launch,
     shown,
     tile_bytes,
     tile_scores,
@@ -177,21 +178,21 @@ class _Picture:
         """What is visited and skipped; whose matrix it is; from which step, if that is another one. Returns where it ends."""
         sheet, t, it, of = self.sheet, self.t, self.it, self.of
         room = sheet.width - 16
-        other = t("flash_tiles.axis.step" if self.in_time else "flash_tiles.axis.time")
+        order = "clock" if has_clock(it) else "launch"
+        other = t("flash_tiles.axis.step" if self.in_time else f"flash_tiles.axis.{order}")
         span = sheet.span(other) + 20
         y = 4 + sheet.line / 2
-        both = sheet.span(counts(of, t)) + span + 16 <= room
-        line = first_fit(
-            sheet, room - (span + 8 if both else 0), counts(of, t), t("flash_tiles.counts.short", n=of.visited, skipped=of.skipped)
-        )
-        sheet.put(line, 8, y, weight=700)
+        short = t("flash_tiles.counts.short", n=of.visited, skipped=of.skipped)
+        both = sheet.span(short) + span + 12 <= room
+        sheet.put(first_fit(sheet, room - (span + 12 if both else 0), counts(of, t), short), 8, y, weight=700)
         fields = {
             "who": self.who, "n": of.queries, "keys": of.keys, "layer": it.layer, "head": of.kv_head, "heads": it.kv_heads,
             "rows": it.block_q, "columns": it.block_n,
         }  # fmt: skip
-        whose = [t(f"flash_tiles.whose{form}", **fields) for form in ("", ".short", ".shorter")]
+        whose = [t(f"flash_tiles.whose{form}", **fields) for form in ("", ".short", ".shorter", ".shortest")]
         y += sheet.line
-        sheet.put(first_fit(sheet, room - (0 if both else span + 8), *whose), 8, y, "muted")
+        beside = room if both else room - span - 12
+        sheet.put(first_fit(sheet, beside, *whose), 8, y, "muted", room=beside)
         self._toggle(other, sheet.width - 8, y - sheet.line if both else y, span)
         said = elsewhere(it, self.step, t)
         for text in fit_lines(sheet, room, 1, said, t("flash_tiles.other_step.short", step=it.step_id)) if said else ():
@@ -200,7 +201,7 @@ class _Picture:
         return y + sheet.line / 2
 
     def _toggle(self, text: str, right: float, y: float, span: float) -> None:
-        half = self.sheet.line / 2 - 1
+        half = self.sheet.line / 2 + 1
         if self.sheet.put(text, right - span / 2, y, anchor="center"):
             other = "step" if self.in_time else "time"
             self.marks.append(
@@ -228,34 +229,43 @@ class _Picture:
         box = self._said_of_box(room)
         sheet.put(box, x0, y1 - sheet.line / 2)
         y0, y1 = y0 + sheet.line + 2, y1 - sheet.line - 4
-        heights = self._heights()
         if self._is_strip:
             y1 = min(y1, y0 + len(of.blocks) * 3 * sheet.line)
-        total = float(sum(heights))
-        self.edges = np.concatenate([[0.0], np.cumsum(heights)])
-        self.axes |= sheet.data_axes(2, (0, of.keys), (0, total), (x0, x1, y0, y1))
-        self.rasters.append(self._cells(int(room), int(y1 - y0), total))
-        self._borders(room / of.keys, (y1 - y0) / total)
+        self.size = (room, y1 - y0)
+        self.rows = stretched([1 if self._is_strip else block.num_q for block in of.blocks], y1 - y0, 14)
+        edges = sorted(
+            {0, of.keys, *range(0, of.keys, self.it.block_n), *(x for block in of.blocks for i in block.tiles for x in self._span(i))}
+        )
+        self.key_edges = np.array(edges, np.float64)
+        self.columns = stretched(np.diff(self.key_edges).tolist(), room, 14)
+        self.axes |= sheet.data_axes(2, (0, room), (0, y1 - y0), (x0, x1, y0, y1))
+        self.rasters.append(self._cells())
+        self._borders()
         self._tiles_to_choose()
+
+    def _span(self, tile: int) -> tuple[int, int]:
+        row = self.it.tiles[tile]
+        return int(row["k_start"]), int(row["k_stop"])
+
+    def _x(self, key: float) -> float:
+        """Pixels from the matrix' left edge."""
+        return float(np.interp(key, self.key_edges, self.columns))
 
     @property
     def _is_strip(self) -> bool:
         """One Q-block, whose programs share the keys: a row each."""
         return len({block.q_start for block in self.of.blocks}) == 1 and self.of.queries <= 16
 
-    def _heights(self) -> list[float]:
-        return [1.0 if self._is_strip else float(block.num_q) for block in self.of.blocks]
-
     def _said_of_box(self, room: float) -> str:
         t, row, block = self.t, self.at.row, self.at.block
         order = self.of.in_time
         fields = {
             "n": order.index(self.at.tile) + 1 if self.in_time else self.at.at + 1,
-            "of": len(order) if self.in_time else len(block.tiles),
+            "of": len(order) if self.in_time else len(block.tiles), "split": block.split + 1,
             "first": block.q_start + 1, "last": block.q_start + block.num_q, "key0": int(row["k_start"]) + 1, "key1": int(row["k_stop"]),
         }  # fmt: skip
-        keys = [f"flash_tiles.box.time{form}" for form in ("", ".short")] if self.in_time else []
-        keys += [f"flash_tiles.box{form}" for form in ("", ".short", ".shorter")] if not self.in_time else ["flash_tiles.box.shorter"]
+        order_ = "time" if self.in_time else "split" if self.it.num_splits > 1 else "query" if block.num_q == 1 else "block"
+        keys = (f"flash_tiles.box.{order_}", "flash_tiles.box.short", "flash_tiles.box.shorter")
         return first_fit(self.sheet, room, *(t(key, **fields) for key in keys))
 
     def _reached(self) -> frozenset[int]:
@@ -263,49 +273,49 @@ class _Picture:
         order = self.of.in_time if self.in_time else self.at.block.tiles
         return frozenset(order[: order.index(self.at.tile) + 1])
 
-    def _cells(self, wide: int, high: int, total: float) -> Raster:
-        """A cell a query and key where there is room, else a cell a pixel; never cells so large that each is framed."""
+    def _cells(self) -> Raster:
+        """Which pairs of query and key were computed, a cell a few pixels: enough for the edge of the mask."""
         of, tiles, window = self.of, self.it.tiles, self.it.window
-        cols, rows = _cells(of.keys, wide), _cells(int(total) if not self._is_strip else of.queries * len(of.blocks), high)
-        keys = ((np.arange(cols) + 0.5) * of.keys / cols).astype(np.int64)
-        lines = (np.arange(rows) + 0.5) * total / rows
-        at = np.clip(np.searchsorted(self.edges, lines, side="right") - 1, 0, len(of.blocks) - 1)
+        cols, rows = (max(int(px / cell), 1) for px, cell in zip(self.size, (2, 4)))
+        keys = np.interp((np.arange(cols) + 0.5) * self.size[0] / cols, self.columns, self.key_edges).astype(np.int64)
+        lines = (np.arange(rows) + 0.5) * self.size[1] / rows
+        at = np.clip(np.searchsorted(self.rows, lines, side="right") - 1, 0, len(of.blocks) - 1)
         values, reached = np.full((rows, cols), _SKIPPED, np.uint8), self._reached()
         if self._is_strip:  # what one split leaves out, another one visits
             for i in (i for block in of.blocks for i in block.tiles):
-                values[:, slice(*np.searchsorted(keys, (int(tiles["k_start"][i]), int(tiles["k_stop"][i]))))] = _CLEAR
+                values[:, slice(*np.searchsorted(keys, self._span(i)))] = _CLEAR
         for b, block in enumerate(of.blocks):
             mine = np.flatnonzero(at == b)
             if not len(mine):
                 continue
-            share = (lines[mine] - self.edges[b]) / (self.edges[b + 1] - self.edges[b])
-            positions = block.q_start + np.minimum((share * block.num_q).astype(np.int64), block.num_q - 1)
+            share = (lines[mine] - self.rows[b]) / (self.rows[b + 1] - self.rows[b])
+            positions = block.q_start + np.clip((share * block.num_q).astype(np.int64), 0, block.num_q - 1)
             for i in block.tiles:
-                low, high_ = np.searchsorted(keys, (int(tiles["k_start"][i]), int(tiles["k_stop"][i])))
-                part = np.full((len(mine), high_ - low), _NOW if i in reached else _OTHER, np.uint8)
+                low, high = np.searchsorted(keys, self._span(i))
+                part = np.full((len(mine), high - low), _NOW if i in reached else _OTHER, np.uint8)
                 if tiles["kind"][i] == PARTLY:
-                    key = keys[None, low:high_]
+                    key = keys[None, low:high]
                     seen = (key <= positions[:, None]) & ((key > positions[:, None] - window) if window else True)
                     part[~seen] = _CLEAR
-                values[mine[0] : mine[-1] + 1, low:high_] = part
+                values[mine[0] : mine[-1] + 1, low:high] = part
         paints = (Paint(self.hue), Paint(self.hue, alpha=0.35), Paint("free", hatch="diagonal"))
-        return Raster("tiles", values, 0, of.keys, 0, total, paints, axes="x2y2")
+        return Raster("tiles", values, 0, self.size[0], 0, self.size[1], paints, axes="x2y2")
 
-    def _borders(self, key_px: float, row_px: float) -> None:
+    def _borders(self) -> None:
+        """Of tiles that are large enough; thinner where there are many."""
         points: list[tuple[float, float]] = []
-        gap, tiles = (np.nan, np.nan), self.it.tiles
+        gap, narrow = (np.nan, np.nan), float(np.diff(self.columns).min())
         for b, block in enumerate(self.of.blocks):
-            y0, y1 = self.edges[b], self.edges[b + 1]
-            spans = sorted((int(tiles["k_start"][i]), int(tiles["k_stop"][i])) for i in block.tiles)
-            if (y1 - y0) * row_px >= DENSE:
-                for y in (y0, y1):
-                    points += [(spans[0][0], y), (spans[-1][1], y), gap]
-            if self.it.block_n * key_px >= DENSE and len(points) < 12_000:
-                for x in sorted({x for span in spans for x in span}):
-                    points += [(x, y0), (x, y1), gap]
+            y0, y1 = self.rows[b], self.rows[b + 1]
+            spans = sorted(self._span(i) for i in block.tiles)
+            if y1 - y0 >= DENSE:
+                points += [p for y in (y0, y1) for p in ((self._x(spans[0][0]), y), (self._x(spans[-1][1]), y), gap)]
+            if narrow >= DENSE and len(points) < 12_000:
+                points += [p for x in sorted({x for span in spans for x in span}) for p in ((self._x(x), y0), (self._x(x), y1), gap)]
         if points:
             xy = np.array(points, np.float32)
-            self.series.append(Series("borders", xy[:, 0].copy(), xy[:, 1].copy(), "line", Paint("ink"), 1.0, axes="x2y2"))
+            paint = Paint("ink", alpha=1.0 if min(narrow, self.size[1] / len(self.of.blocks)) >= 20 else 0.4)
+            self.series.append(Series("borders", xy[:, 0].copy(), xy[:, 1].copy(), "line", paint, 1.0, axes="x2y2"))
 
     def _tiles_to_choose(self) -> None:
         """All tiles; of very many those of the boxed one's program, and each other program's last."""
@@ -332,7 +342,7 @@ class _Picture:
         text = self.t("flash_tiles.mark" if self.it.num_splits == 1 else "flash_tiles.mark.split", **fields)
         kind = self.t("flash_tiles.mark.partly" if row["kind"] == PARTLY else "flash_tiles.mark.full")
         detail = self.t("flash_tiles.mark.where", sm=int(row["sm"]), ns=int(row["stop_ns"] - row["start_ns"])) if has_clock(self.it) else ""
-        box = (int(row["k_start"]), int(row["k_stop"]), self.edges[b], self.edges[b + 1])
+        box = (self._x(int(row["k_start"])), self._x(int(row["k_stop"])), float(self.rows[b]), float(self.rows[b + 1]))
         self.marks.append(Mark(f"tile:{i}", *box, f"{text}, {kind}", "accent" if i == self.at.tile else None, detail, "x2y2"))
 
     # ---- what lies on the chip ----
@@ -350,7 +360,7 @@ class _Picture:
                 getattr(self, f"_{name}")(x0 + 10, x1 - 10, y, y + kept[name])
                 y += kept[name] + 4
         self._frame_around(x0, x1, y0, min(y + 2, y1))
-        if self.now is None:
+        if not self.at.is_followed:
             self._unknown(x0 + 10, x1 - 10, y + 4, y1)
 
     def _kept(self, room: float) -> dict[str, float]:
@@ -497,18 +507,30 @@ class _Picture:
             self.series.append(Series("here", at[k : k + 1], y[k : k + 1], "markers", Paint("accent"), 11.0, axes="x4y4"))
 
     def _unknown(self, x0: float, x1: float, y0: float, y1: float) -> None:
-        """In place of the row's numbers, where the kernel kept none."""
+        """In place of what the kernel did not keep of this row."""
         sheet = self.sheet
         who = visible(self.trace.name(self.it.row_seq_id))
-        text = self.t("flash_tiles.kept_elsewhere", who=who, position=self.it.row_position + 1, head=self.it.row_kv_head)
+        key = "flash_tiles.kept_elsewhere" if self.now is None else "flash_tiles.kept_partly"
+        text = self.t(key, who=who, position=self.it.row_position + 1, **({} if self.now else {"head": self.it.row_kv_head}))
         for i, line in enumerate(fit_lines(sheet, x1 - x0, int((y1 - y0) / sheet.line), text)):
             sheet.put(line, x0, y0 + (i + 0.5) * sheet.line, "muted")
 
 
-def _cells(wanted: int, pixels: int) -> int:
-    """Cells along an axis: a multiple of what there is, none larger than 8 px; one a pixel where there is more."""
-    wanted, pixels = max(wanted, 1), max(pixels, 1)
-    return pixels if wanted >= pixels else wanted * max(-(-pixels // (8 * wanted)), 1)
+def stretched(sizes: Sequence[float], pixels: float, least: float) -> np.ndarray:
+    """float64 [sizes + 1]: where each begins and ends along `pixels`, in proportion, but none narrower than `least` (or
+    nine tenths of an equal share, where there is no room for that): the last tile of a chunk may hold a single query."""
+    wanted = np.array(sizes, np.float64)
+    least = min(least, 0.9 * pixels / len(wanted))
+    got = np.full(len(wanted), least)
+    free = np.ones(len(wanted), bool)
+    while free.any():
+        share = wanted * (pixels - got[~free].sum()) / wanted[free].sum()
+        small = free & (share < least)
+        if not small.any():
+            got[free] = share[free]
+            break
+        free &= ~small
+    return np.concatenate([[0.0], np.cumsum(got * pixels / got.sum())])
 
 
 # ---- what can be asked for ----
@@ -527,18 +549,7 @@ def offers(trace: Trace, state: ViewState, step: int, it: TileTrace | None) -> t
 
 def _again(trace: Trace, it: TileTrace, t: Words) -> list[Offer]:
     """The same launch with one thing changed."""
-    same = {
-        "step": it.step_id,
-        "layer": it.layer,
-        "head": it.row_head,
-        "seq_id": it.row_seq_id,
-        "block_m": it.block_m,
-        "block_n": it.block_n,
-    }
-    is_decode = it.kernel == "flash_decode"
-    if is_decode:
-        same |= {"splits": it.num_splits}
-        del same["block_m"]
+    same, is_decode = same_launch(it), it.kernel == "flash_decode"
     heights = [it.block_m] if is_decode else [m for m in SIZES if m >= it.group]
     sizes = [(f"{m} × {n}", {"block_n": n} if is_decode else {"block_m": m, "block_n": n}) for m in heights for n in SIZES]
     sizes = [(text, change) for text, change in sizes if text != f"{it.block_m} × {it.block_n}"]
@@ -553,7 +564,11 @@ def _again(trace: Trace, it: TileTrace, t: Words) -> list[Offer]:
         "sequence": list({name: {"seq_id": s} for s, name in names}.items()),
         "splits": [(t("flash_tiles.offer.splits.one", n=n), {"splits": n}) for n in SPLITS if n != it.num_splits] if is_decode else [],
     }
-    return [_offer(name, t, [(text, same | change) for text, change in each]) for name, each in choices.items() if each]
+    made = [_offer(name, t, [(text, same | change) for text, change in each]) for name, each in choices.items() if each]
+    return [
+        replace(o, label=t("flash_tiles.offer.follow", who=o.choices[0][0])) if o.id == "sequence" and len(o.choices) == 1 else o
+        for o in made
+    ]
 
 
 def _offer(name: str, t: Words, choices: list[tuple[str, dict[str, object]]]) -> Offer:
@@ -618,7 +633,9 @@ WORDS = {
     ),
     "flash_tiles.whose.short": "{who}, layer {layer}, KV head {head}; tiles of {rows:,} × {columns:,}",
     "flash_tiles.whose.shorter": "{who}, layer {layer}, KV head {head}",
-    "flash_tiles.axis.time": "→ in launch order",
+    "flash_tiles.whose.shortest": "{who}, layer {layer}",
+    "flash_tiles.axis.clock": "→ in time order",
+    "flash_tiles.axis.launch": "→ in launch order",
     "flash_tiles.axis.step": "→ one query block",
     "flash_tiles.mark.axis.time": "Show the order in which the device visited the tiles of all query blocks",
     "flash_tiles.mark.axis.step": "Show the tiles of one query block in its own order",
@@ -626,11 +643,12 @@ WORDS = {
     "flash_tiles.edges.short": "queries ↓, {keys:,} keys →",
     "flash_tiles.edges.splits": "a row a split ({n:,}) ↓, keys 1–{keys:,} →",
     "flash_tiles.edges.shorter": "keys →",
-    "flash_tiles.box": "boxed: tile {n:,} of {of:,} of queries {first:,}–{last:,}, keys {key0:,}–{key1:,}",
+    "flash_tiles.box.block": "boxed: tile {n:,} of {of:,} of queries {first:,}–{last:,}, keys {key0:,}–{key1:,}",
+    "flash_tiles.box.query": "boxed: tile {n:,} of {of:,} of query {first:,}, keys {key0:,}–{key1:,}",
+    "flash_tiles.box.split": "boxed: tile {n:,} of {of:,} of split {split:,}, keys {key0:,}–{key1:,}",
+    "flash_tiles.box.time": "boxed: tile {n:,} of all {of:,}, keys {key0:,}–{key1:,}",
     "flash_tiles.box.short": "tile {n:,} of {of:,}, keys {key0:,}–{key1:,}",
     "flash_tiles.box.shorter": "tile {n:,} of {of:,}",
-    "flash_tiles.box.time": "boxed: the {n:,}. of {of:,} tiles, keys {key0:,}–{key1:,}",
-    "flash_tiles.box.time.short": "tile {n:,} of {of:,}",
     "flash_tiles.mark": "Tile {n:,} of {of:,}: queries {first:,}–{last:,}, keys {key0:,}–{key1:,}",
     "flash_tiles.mark.split": "Tile {n:,} of {of:,} of split {split:,}: keys {key0:,}–{key1:,}",
     "flash_tiles.mark.full": "every query sees every key",
@@ -652,12 +670,13 @@ WORDS = {
     "flash_tiles.acc.short": "acc, ±{most}",
     "flash_tiles.curve": "acc / l differs from plain softmax by {here}; at the end {end}",
     "flash_tiles.curve.short": "off plain softmax by {here}; at the end {end}",
-    "flash_tiles.curve.shorter": "off by {here}, at last {end}",
+    "flash_tiles.curve.shorter": "off plain softmax by {here}",
     "flash_tiles.curve.part": "one of {n:,} splits: a second kernel merges the parts",
     "flash_tiles.curve.part.short": "one of {n:,} splits",
     "flash_tiles.kept_elsewhere": (
-        "m, l and acc were kept for {who}'s token {position:,}, KV head {head}. “Request” or “Head” above follows another one."
+        "m, l and acc were kept for {who}'s token {position:,}, KV head {head}. Choose another request or head above to follow that one."
     ),
+    "flash_tiles.kept_partly": "Scores and acc were kept for {who}'s token {position:,} only: click a tile of its row.",
     "flash_tiles.says.unknown": "The kernel kept m and l for another row: token {position:,}, head {head}.",
     "flash_tiles.says.unknown.short": "m and l were kept for token {position:,}, head {head}.",
     "flash_tiles.says.nothing": "The row sees no key of this tile: m, l and acc stay as they are.",
@@ -680,6 +699,7 @@ WORDS = {
     "flash_tiles.offer.head": "Head",
     "flash_tiles.offer.head.one": "query head {n}",
     "flash_tiles.offer.sequence": "Request",
+    "flash_tiles.offer.follow": "Follow {who}",
     "flash_tiles.offer.splits": "Splits",
     "flash_tiles.offer.splits.one": "{n} × the keys in parts",
     "flash_tiles.summary": "The attention of {who} in layer {layer}, KV head {head}.",

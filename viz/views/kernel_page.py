@@ -184,7 +184,7 @@ class _Picture:
             if place != at:
                 sheet.put(sign, x, y, weight=700)
                 self._choose(place, (max(x - 10, 0), min(x + 24, sheet.width), y - half, y + half))
-        name = self.t("kernel_page.nth", name=visible(names[at]), i=at + 1, n=len(names))
+        name = f"{visible(names[at])} ({at + 1}/{len(names)})"
         sheet.put(first_fit(sheet, sheet.width - 90, name, visible(names[at])), sheet.width / 2, y, anchor="center", weight=700)
         return 8.0 + sheet.line
 
@@ -226,9 +226,9 @@ class _Picture:
         if it.run is None:
             lines = fit_lines(sheet, room, max(most, 1), t("kernel_page.not_run"), t("kernel_page.not_run.short"))
             return [(line, "muted", 400) for line in lines]
-        speed, case = speed_forms(it, t), tuple(t(f"kernel_page.case{form}", **self._case()) for form in ("", ".short"))
+        speed = speed_forms(it, t)
         blocks = [  # (how early it goes when room is scarce, forms, colour, weight)
-            (1, case, "muted", 400),
+            (1, self._case(), "muted", 400),
             (2, error_forms(it, t), "error" if it.exact is False else "ink", 400),
             *((0 if i == 0 else 3, forms, "ink", 700) for i, forms in enumerate(speed)),
         ]
@@ -241,14 +241,11 @@ class _Picture:
             lines += [(line, color, weight) for line in wrapped]
         return lines
 
-    def _case(self) -> dict[str, str]:
+    def _case(self) -> tuple[str, str]:
+        """The run's case, shapes, type and device; without the first and last."""
         run = self.it.run
-        return {
-            "case": visible(run.case)[:40],
-            "shapes": visible(run.shapes)[:80],
-            "dtype": visible(run.dtype)[:12],
-            "device": visible(run.device)[:40],
-        }
+        case, shapes, dtype, device = (visible(text)[:80] for text in (run.case, run.shapes, run.dtype, run.device))
+        return f"{case}: {shapes}, {dtype}, {device}", f"{shapes}, {dtype}"
 
     # ---- one axis of time ----
 
@@ -283,7 +280,7 @@ class _Picture:
         n = int(positive(self.it.run.loop_iterations))
         room = (self.x1 - self.x0) * share
         key = f"kernel_page.way.{way.id}" + (".computed" if way.computed else "")
-        return first_fit(self.sheet, room, self.t(key, n=n), self.t(f"kernel_page.way.{way.id}.short"))
+        return first_fit(self.sheet, room, self.t(key, n=n), "torch" if way.id == "torch" else self.t(f"kernel_page.way.{way.id}.short"))
 
     def _way(self, way: Way, name: str, axis: LogScale, box: tuple[float, float]) -> None:
         """Its name left of its line; above it where there are two lines."""
@@ -318,7 +315,7 @@ class _Picture:
         sheet, (a, b) = self.sheet, (axis(us) for us in TALK_US)
         self.rasters.append(Raster("talk", np.zeros((1, 1), np.uint8), a, b, top, bottom, (Paint("free", alpha=0.5),)))
         y = top + sheet.line / 2 if tall else bottom + 2 + sheet.line / 2
-        for form in (self.t("kernel_page.talk"), self.t("kernel_page.talk.short")):
+        for form in (self.t("kernel_page.talk"), "10–100 µs"):
             x = min(max((a + b) / 2, axis.start + sheet.span(form) / 2), sheet.width - 12 - sheet.span(form) / 2)
             if sheet.span(form) <= sheet.width - 12 - axis.start and sheet.put(form, x, y, "muted", anchor="center"):
                 break
@@ -364,12 +361,12 @@ def speed_forms(it: Page, t: Words) -> list[tuple[str, ...]]:
     graph = positive(it.run.graph_us) == it.ours_us
     fields = {"time": brief(it.ours_us), "gbps": rate(it.bytes_per_s, "B/s"), "tflops": rate(it.flops_per_s, "FLOP/s")}
     share, which = it.of_ceiling
-    moved = (t("kernel_page.rates", **fields), t("kernel_page.rates.short", **fields))
+    moved = (t("kernel_page.rates", **fields), f"{fields['gbps']}, {fields['tflops']}")
     where = t("kernel_page.in_graph") if graph else ""
     if not (it.bytes_per_s or it.flops_per_s):
-        return [(t("kernel_page.time.short", **fields),)]
+        return [(fields["time"],)]
     if not which:
-        return [(t("kernel_page.time.no_ceiling", where=where, **fields), t("kernel_page.time.short", **fields)), moved]
+        return [(t("kernel_page.time.no_ceiling", where=where, **fields), fields["time"]), moved]
     top = it.top.copy_gbps * 1e9 if which == "copy" else it.top.matmul_tflops * 1e12
     fields |= {
         "share": percent_of(share),
@@ -380,7 +377,7 @@ def speed_forms(it: Page, t: Words) -> list[tuple[str, ...]]:
         (
             t("kernel_page.time", where=where, **fields),
             t("kernel_page.time.shorter", **fields),
-            t("kernel_page.time.short", **fields),
+            fields["time"],
         ),
         moved,
     ]
@@ -396,7 +393,7 @@ def conclusion(it: Page, t: Words) -> tuple[str, ...]:
     base = it.ours_us or positive(it.run.torch_us if it.run else 0)
     if not each or not base:
         return (t("kernel_page.says.no_loop"), t("kernel_page.says.no_loop.short"))
-    whose = t("kernel_page.ours" if it.ours_us else "kernel_page.torch")
+    whose = t("kernel_page.ours") if it.ours_us else "torch"
     fields = {"each": brief(each), "n": int(positive(it.run.loop_iterations)), "whole": brief(it.loop_us), "whose": whose}
     fields |= {"times": _often(it.loop_us / base), "time": brief(base)}
     forms = ("", ".short", ".shorter")
@@ -469,14 +466,11 @@ WORDS = {
     "kernel_page.list": "kernels",
     "kernel_page.before": "↑ {n:,} more",
     "kernel_page.after": "↓ {n:,} more",
-    "kernel_page.nth": "{name} ({i:,} of {n:,})",
     "kernel_page.backend.triton": "serves this model in Triton",
     "kernel_page.backend.torch": "serves this model in torch",
     "kernel_page.backend.none": "not used by this model",
     "kernel_page.not_run": "Not run yet: press “Run it” and choose the shapes. It is then timed beside torch and a Python loop.",
     "kernel_page.not_run.short": "Not run yet: press “Run it”.",
-    "kernel_page.case": "{case}: {shapes}, {dtype}, {device}",
-    "kernel_page.case.short": "{shapes}, {dtype}",
     "kernel_page.error": "largest error {error} of {tolerance} allowed: ✓",
     "kernel_page.error.short": "error {error} ≤ {tolerance} ✓",
     "kernel_page.error.over": "largest error {error}, more than the {tolerance} allowed: ✗",
@@ -484,13 +478,11 @@ WORDS = {
     "kernel_page.error.unknown": "error not known",
     "kernel_page.time": "{time}{where}: {share} of the measured {which} ceiling, {ceiling}",
     "kernel_page.time.shorter": "{time}: {share} of {which} ({ceiling})",
-    "kernel_page.time.short": "{time}",
     "kernel_page.time.no_ceiling": "{time}{where}; measure the ceilings to see how good that is",
     "kernel_page.in_graph": " in a CUDA graph",
     "kernel_page.ceiling.copy": "copy",
     "kernel_page.ceiling.matmul": "matmul",
     "kernel_page.rates": "moves {gbps}, computes {tflops}",
-    "kernel_page.rates.short": "{gbps}, {tflops}",
     "kernel_page.no_gpu": "The Triton kernel needs a GPU; its reference runs here.",
     "kernel_page.no_gpu.short": "needs a GPU; the reference runs here",
     "kernel_page.way.iteration": "one Python iteration",
@@ -499,15 +491,12 @@ WORDS = {
     "kernel_page.way.loop.computed": "Python loop: × {n:,} (computed)",
     "kernel_page.way.loop.short": "Python loop",
     "kernel_page.way.torch": "torch operations",
-    "kernel_page.way.torch.short": "torch",
     "kernel_page.way.kernel": "our Triton kernel",
     "kernel_page.way.kernel.short": "our kernel",
     "kernel_page.way.graph": "ours in a CUDA graph",
     "kernel_page.way.graph.short": "in a graph",
     "kernel_page.talk": "talk: one iteration 10–100 µs",
-    "kernel_page.talk.short": "10–100 µs",
     "kernel_page.ours": "our kernel",
-    "kernel_page.torch": "torch",
     "kernel_page.says": "At {each} an iteration, {n:,} iterations of Python take {whole}: {times} times as long as {whose} ({time}).",
     "kernel_page.says.short": "{n:,} × {each} in Python = {whole}: {times} times {whose}.",
     "kernel_page.says.shorter": "Python: {times} × {whose}",

@@ -21,13 +21,13 @@ from engine.artifacts import SKIPPED, TileTrace, TrafficRun, of_kind
 from engine.trace import Trace
 from viz.layout import Sheet, message, too_small, visible
 from viz.measured import brief, ceilings, first_fit, fit_lines, positive, put_cells, put_lines, times
-from viz.theme import data_size, duration, rate
+from viz.theme import data_size, rate
 from viz.tiles import shown
 from viz.view import Ask, Badge, Frame, Mark, Offer, Paint, Raster, View, ViewState
 from viz.words.catalogue import Words, words
 
 PARTS = ("q", "k", "v", "scores", "p", "o")  # as they follow each other in the formula
-NAME = {"q": "Q", "k": "K", "v": "V", "scores": "S", "p": "P", "o": "O"}
+SIGNS = {"q": "Q", "k": "K", "v": "V", "p": "P"}  # those that are called alike in every language
 PAINTS = {
     "q": Paint("request-other"),
     "k": Paint("accent"),
@@ -37,7 +37,17 @@ PAINTS = {
     "o": Paint("cached"),
 }
 SIDES = ("naive", "flash")
-TALK = (("sram", 19_000.0), ("hbm", 1_500.0), ("dram", 12.8))  # the talk's A100 figures, GB/s
+TALK = (("sram", "A100 SRAM", 19_000.0), ("hbm", "A100 HBM", 1_500.0), ("dram", "CPU DRAM", 12.8))  # the talk's figures, GB/s
+FORMULAS = {  # a part's, without words
+    "naive.q": "{part}: {queries:,} × {heads:,} × {d:,} × {bytes} B = {size}",
+    "naive.kv": "{part}: {keys:,} × {kv_heads:,} × {d:,} × {bytes} B = {size}",
+    "naive.scores": "{part}: 2 × {heads:,} × {pairs:,} × {bytes} B = {size}",
+    "naive.o": "{part}: {queries:,} × {heads:,} × {d:,} × {bytes} B = {size}",
+    "flash.q": "{part}: {rows:,} × {d:,} × {bytes} B = {size}",
+    "flash.kv": "{part}: {tile_keys:,} × {d:,} × {bytes} B = {size}",
+    "flash.o": "{part}: {rows:,} × {d:,} × {bytes} B = {size}",
+    "flash.o.split": "{part}: 2 × {rows:,} × ({d:,} + 2) × 4 B + {queries:,} × {heads:,} × {d:,} × {bytes} B = {size}",
+}
 MAX_SIDE = 520  # px of the larger area
 NARROW, WIDE = 46, 100  # characters: below, the table stands under the areas; from here on the times may have their own column
 BOTH_TABLES = 15.5  # lines that both tables need below each other
@@ -127,7 +137,7 @@ def speeds(trace: Trace, it: TileTrace, t: Words) -> tuple[Speed, ...]:
         if levels:
             name, _, gbps = max(levels, key=lambda level: level[2])
             found.append(Speed("level", visible(str(name))[:8], gbps, True))
-    return (*found, *(Speed(name, t(f"memory_traffic.speed.{name}"), gbps, False) for name, gbps in TALK))
+    return (*found, *(Speed(*speed, False) for speed in TALK))
 
 
 def takes(num_bytes: int, gbps: float) -> float:
@@ -181,7 +191,7 @@ class _Picture:
             self._table(left, times_at - 4 * sheet.advance, self.top, self.bottom)
             self._times(times_at, sheet.width - 12, self.top, self.bottom)
         self._band_names()
-        legend = tuple(Paint(p.color, t(f"memory_traffic.part.{k}"), p.hatch, p.alpha) for k, p in PAINTS.items())
+        legend = tuple(Paint(p.color, part_name(t, k), p.hatch, p.alpha) for k, p in PAINTS.items())
         return Frame(
             badges=_badges(self.trace, self.it, t), axes=sheet.axes(), rasters=tuple(self.rasters), labels=tuple(sheet.labels),
             marks=tuple(self.marks), legend=legend, offers=_offers(self.trace, self.state),
@@ -196,16 +206,15 @@ class _Picture:
         return "naive", "scores"
 
     def _explained(self) -> list[str]:
-        speed, said = self._speed(), []
+        speed = self._speed()
         if speed is not None:
             numbers = {f"{s}_bytes": data_size(self.it.total(s)) for s in SIDES} | {
                 s: brief(takes(self.it.total(s), speed.gbps)) for s in SIDES
             }
             numbers |= {"name": speed.name, "gbps": rate(speed.gbps * 1e9, "B/s")}
-            return [self.t("memory_traffic.explain.speed", **numbers), self.t("memory_traffic.explain.speed.short", **numbers)]
-        for short in ("", ".short"):
-            said.append(explain(self.it, self.side, self.part, self.t, short))
-        return said
+            short = "{naive_bytes}, {flash_bytes} ÷ {gbps} = {naive}, {flash}".format(**numbers)
+            return [self.t("memory_traffic.explain.speed", **numbers), short]
+        return [explain(self.it, self.side, self.part, self.t, short) for short in (False, True)]
 
     def _speed(self) -> Speed | None:
         kind, _, name = (self.state.selection or "").partition(":")
@@ -215,7 +224,7 @@ class _Picture:
 
     def _areas(self, x0: float, x1: float, top: float, bottom: float) -> None:
         """Squares with one scale: as many bytes a pixel in both. Their names stand over them, side by side."""
-        sheet, t, gap = self.sheet, self.t, 16
+        sheet, gap = self.sheet, 16
         names = {s: self._name(s) for s in SIDES}
         high, wide = bottom - top - sheet.line - 6, x1 - x0
         roots = {s: sqrt(self.it.total(s)) for s in SIDES}
@@ -225,16 +234,16 @@ class _Picture:
         widths = {s: max(side * roots[s] / large, 3.0) for s in SIDES}
         if side < 1.5 * sheet.font:
             return
-        title = t("memory_traffic.area", side=names["naive"], size=data_size(self.it.total("naive")))
+        title = f"{names['naive']}: {data_size(self.it.total('naive'))}"
         first = max(widths["naive"], min(sheet.span(title), wide - gap - widths["flash"], wide / 2 - gap / 2))
         for name, left, room in (("naive", x0, first), ("flash", x0 + first + gap, wide - first - gap)):
             size = min(widths[name], room)
-            title = t("memory_traffic.area", side=names[name], size=data_size(self.it.total(name)))
+            title = f"{names[name]}: {data_size(self.it.total(name))}"
             sheet.put(first_fit(sheet, room, title, names[name]), left, top + sheet.line / 2, room=room, weight=700)
             self._area(name, left, left + size, top + sheet.line + 4, top + sheet.line + 4 + widths[name])
 
     def _name(self, side: str) -> str:
-        return self.t(f"memory_traffic.{side}")
+        return side_name(self.t, side)
 
     def _area(self, side: str, x0: float, x1: float, y0: float, y1: float) -> None:
         """Its parts as bands of heights in proportion, in the formula's order."""
@@ -258,17 +267,12 @@ class _Picture:
             part = band.name.split()[1]
             color = "ink" if part == "v" else f"on-{PAINTS[part].color}"
             if band.y1 - band.y0 >= 1.4 * sheet.font:
-                text = self.t(f"memory_traffic.part.{part}")
+                text = part_name(self.t, part)
                 if sheet.span(text) <= band.x1 - band.x0 - 4:
                     sheet.put(text, (band.x0 + band.x1) / 2, (band.y0 + band.y1) / 2, color, anchor="center")
 
     def _said(self, side: str, part: str) -> str:
-        return self.t(
-            "memory_traffic.mark",
-            side=self._name(side),
-            part=self.t(f"memory_traffic.part.{part}"),
-            size=data_size(self.it.parts[side][part]),
-        )
+        return f"{self._name(side)}, {part_name(self.t, part)}: {data_size(self.it.parts[side][part])}"
 
     # ---- the numbers ----
 
@@ -286,7 +290,7 @@ class _Picture:
         put_cells(sheet, [self._name(s) for s in SIDES], widths, right, y, "muted") if t.language == "en" else self._heads(widths, right, y)
         for part in rows:
             y += sheet.line
-            sheet.put(t(f"memory_traffic.part.{part}"), x0, y, room=right - x0 - 21 * sheet.advance)
+            sheet.put(part_name(t, part), x0, y, room=right - x0 - 21 * sheet.advance)
             put_cells(sheet, [data_size(self.it.parts[s][part]) if self.it.parts[s][part] else "—" for s in SIDES], widths, right, y)
             self._cells(part, widths, right, y)
         y += sheet.line
@@ -343,6 +347,14 @@ class _Picture:
 # ---- words ----
 
 
+def part_name(t: Words, part: str) -> str:
+    return SIGNS.get(part) or t(f"memory_traffic.part.{part}")
+
+
+def side_name(t: Words, side: str) -> str:
+    return "Flash" if side == "flash" else t("memory_traffic.naive")
+
+
 def _compared(it: Traffic, t: Words) -> str:
     """ "18× less", "1.1× more", "as much"."""
     ratio = it.ratio
@@ -364,14 +376,14 @@ def sentences(it: Traffic, t: Words) -> list[str]:
     return [t(f"memory_traffic.says{form}", **said) for form in ("", ".short", ".shorter", ".shortest")]
 
 
-def explain(it: Traffic, side: str, part: str, t: Words, short: str = "") -> str:
-    """A part's formula with its numbers."""
+def explain(it: Traffic, side: str, part: str, t: Words, short: bool = False) -> str:
+    """A part's formula with its numbers; short: without words."""
     n, size = it.counts, it.parts[side][part]
     key = {"k": "kv", "v": "kv", "scores": "scores", "p": "scores"}.get(part, "q" if part == "q" else "o")
     key += ".split" if (side, part) == ("flash", "o") and n["splits"] > 1 else ""
-    fields = {"part": t(f"memory_traffic.part.{part}"), "side": t(f"memory_traffic.{side}"), "size": data_size(size), **n}
+    fields = {"part": part_name(t, part), "side": side_name(t, side), "size": data_size(size), **n}
     fields |= {"bytes": 4} if part == "scores" else {}
-    return t(f"memory_traffic.explain.{side}.{key}{short}", **fields)
+    return FORMULAS[f"{side}.{key}"].format(**fields) if short else t(f"memory_traffic.explain.{side}.{key}", **fields)
 
 
 def _badges(trace: Trace, it: Traffic, t: Words) -> tuple[Badge, ...]:
@@ -397,7 +409,7 @@ def summary(trace: Trace, state: ViewState) -> str:
         return t("memory_traffic.broken" if of_kind(trace, TileTrace) else "memory_traffic.empty")
     said = sentences(it, t)[0]
     if all(it.measured(s) for s in SIDES):
-        said += t("memory_traffic.says.measured", flash=duration(it.measured("flash")), naive=duration(it.measured("naive")))
+        said += t("memory_traffic.says.measured", flash=brief(it.measured("flash")), naive=brief(it.measured("naive")))
     return said
 
 
@@ -420,14 +432,8 @@ WORDS = {
         "the attention of this step runs once more and writes down every tile that it visits."
     ),
     "memory_traffic.broken": "The tile trace of this recording has no sizes that bytes could be counted from.",
-    "memory_traffic.area": "{side}: {size}",
     "memory_traffic.naive": "naive",
-    "memory_traffic.flash": "Flash",
-    "memory_traffic.part.q": "Q",
-    "memory_traffic.part.k": "K",
-    "memory_traffic.part.v": "V",
     "memory_traffic.part.scores": "scores",
-    "memory_traffic.part.p": "P",
     "memory_traffic.part.o": "output",
     "memory_traffic.table": "bytes",
     "memory_traffic.total": "in all",
@@ -436,9 +442,6 @@ WORDS = {
     "memory_traffic.here": "{speed} (measured)",
     "memory_traffic.talk": "{speed} (talk)",
     "memory_traffic.speed.copy": "copy",
-    "memory_traffic.speed.sram": "A100 SRAM",
-    "memory_traffic.speed.hbm": "A100 HBM",
-    "memory_traffic.speed.dram": "CPU DRAM",
     "memory_traffic.same": "as much",
     "memory_traffic.less": "{times} less",
     "memory_traffic.more": "{times} more",
@@ -451,35 +454,23 @@ WORDS = {
     "memory_traffic.says.shortest": "{flash}, naive {naive}: {compared}",
     "memory_traffic.says.measured": " Measured: {flash} and {naive}.",
     "memory_traffic.explain.naive.q": "{side}, {part}: {queries:,} queries × {heads:,} heads × {d:,} × {bytes} B, read once = {size}",
-    "memory_traffic.explain.naive.q.short": "{part}: {queries:,} × {heads:,} × {d:,} × {bytes} B = {size}",
     "memory_traffic.explain.naive.kv": "{side}, {part}: {keys:,} keys × {kv_heads:,} key heads × {d:,} × {bytes} B, read once = {size}",
-    "memory_traffic.explain.naive.kv.short": "{part}: {keys:,} × {kv_heads:,} × {d:,} × {bytes} B = {size}",
     "memory_traffic.explain.naive.scores": (
         "{side}, {part}: {heads:,} heads × {pairs:,} pairs of query and key × {bytes} B, written and read = {size}"
     ),
-    "memory_traffic.explain.naive.scores.short": "{part}: 2 × {heads:,} × {pairs:,} × {bytes} B = {size}",
     "memory_traffic.explain.naive.o": "{side}, {part}: {queries:,} queries × {heads:,} heads × {d:,} × {bytes} B, written once = {size}",
-    "memory_traffic.explain.naive.o.short": "{part}: {queries:,} × {heads:,} × {d:,} × {bytes} B = {size}",
     "memory_traffic.explain.flash.q": "{side}, {part}: {programs:,} programs load {rows:,} query rows once, × {d:,} × {bytes} B = {size}",
-    "memory_traffic.explain.flash.q.short": "{part}: {rows:,} × {d:,} × {bytes} B = {size}",
     "memory_traffic.explain.flash.kv": (
         "{side}, {part}: {tiles:,} tiles ask for {tile_keys:,} keys, × {d:,} × {bytes} B = {size}, L2 hits included"
     ),
-    "memory_traffic.explain.flash.kv.short": "{part}: {tile_keys:,} keys × {d:,} × {bytes} B = {size}",
     "memory_traffic.explain.flash.o": "{side}, {part}: {programs:,} programs write {rows:,} rows once, × {d:,} × {bytes} B = {size}",
-    "memory_traffic.explain.flash.o.short": "{part}: {rows:,} × {d:,} × {bytes} B = {size}",
     "memory_traffic.explain.flash.o.split": (
         "{side}, {part}: {splits:,} splits write {rows:,} rows × ({d:,} + 2) × 4 B, the merge reads them and writes "
         "{queries:,} queries × {heads:,} heads × {d:,} × {bytes} B = {size}"
     ),
-    "memory_traffic.explain.flash.o.split.short": (
-        "{part}: 2 × {rows:,} × ({d:,} + 2) × 4 B + {queries:,} × {heads:,} × {d:,} × {bytes} B = {size}"
-    ),
     "memory_traffic.explain.speed": (
         "{name}: {naive_bytes} ÷ {gbps} = {naive} for naive, {flash_bytes} ÷ {gbps} = {flash} for Flash (computed)"
     ),
-    "memory_traffic.explain.speed.short": "{naive_bytes}, {flash_bytes} ÷ {gbps} = {naive}, {flash}",
-    "memory_traffic.mark": "{side}, {part}: {size}",
     "memory_traffic.mark.speed": "{name}: naive {naive}, Flash {flash}",
     "memory_traffic.badge.state": (
         "Flash: bytes requested, L2 hits included, counted from {n:,} tile (step {step:,}, layer {layer:,})",

@@ -30,7 +30,7 @@ NEAR_LAUNCH = 1.5  # an operation as short as this many launches waits for the l
 TRAIL = 6  # earlier profiles
 MAX_POINTS = 24
 MAX_ROWS = 13
-FORMS = ("", ".short", ".shorter")  # of the list's lines; all lines have the same
+FORMS = ("whole", "short", "shorter")  # of the list's lines; all lines have the same
 DOT = 13.0  # px
 PLACES = ((12, 0, "left"), (-12, 0, "right"), (0, -1, "center"), (0, 1, "center"), (9, -0.8, "left"), (9, 0.8, "left"))  # of a point's name
 WIDE = 68  # characters: from here on the list stands beside the plot
@@ -163,7 +163,7 @@ class _Picture:
         beside = sheet.width >= WIDE * sheet.advance
         listed = len(it.ops)
         if beside:
-            list_width = min(max(max((sheet.span(self._row(op)) for op in it.ops), default=0.0), 24 * sheet.advance), sheet.width * 0.48)
+            list_width = min(max(max((sheet.span(self._row(op)) for op in it.ops), default=0.0) + 1, 24 * sheet.advance), sheet.width * 0.48)
             self.list_box = (sheet.width - 12 - list_width, sheet.width - 12, self.top, self.bottom)
             right, low = self.list_box[0] - 20, self.bottom
         else:
@@ -339,10 +339,12 @@ class _Picture:
 
     # ---- the list ----
 
-    def _row(self, op: Operation, form: str = "") -> str:
-        fields = {"n": self.numbers[op.name], "name": cut(op.name, 20), "verdict": self.t(f"roofline.verdict.{op.verdict}")}
-        fields |= {"word": self.t(f"roofline.word.{op.verdict}"), "why": evidence(self.it, op, self.t, short=form == ".short")}
-        return self.t(f"roofline.row{form}", **fields)
+    def _row(self, op: Operation, form: str = "whole") -> str:
+        n, name, t = self.numbers[op.name], cut(op.name, 20), self.t
+        if form == "whole":
+            return f"{n} {name}: {t(f'roofline.verdict.{op.verdict}')}, {evidence(self.it, op, t)}"
+        why = f", {evidence(self.it, op, t, short=True)}" if form == "short" else ""
+        return f"{n} {name}: {t(f'roofline.word.{op.verdict}')}{why}"
 
     def _list(self) -> None:
         """A line an operation, longest first: its verdict and why."""
@@ -399,7 +401,7 @@ def evidence(it: Measured, op: Operation, t: Words, verdict: str = "", short: bo
     if verdict == LAUNCH:
         each = {"host": brief(op.host_us / op.calls), "device": brief(op.device_us / op.calls) if op.device_us else "0 µs"}
         if op.host_us > op.device_us:
-            return t("roofline.why.launch.short" if short else "roofline.why.launch", **each)
+            return "{host} > {device}".format(**each) if short else t("roofline.why.launch", **each)
         return t("roofline.why.short", device=each["device"], launch=brief(it.top.launch_us))
     if verdict == COMPUTE:
         return t("roofline.why.compute", share=_share(op.flops_per_s, it.top.matmul_tflops * 1e12))
@@ -416,7 +418,11 @@ def read_out(it: Measured, op: Operation, t: Words) -> tuple[str, ...]:
         "gbps": rate(op.bytes_per_s, "B/s"), "tflops": rate(op.flops_per_s, "FLOP/s"), "intensity": f"{op.intensity:.3g}",
         "verdict": t(f"roofline.verdict.{op.verdict}"), "why": evidence(it, op, t),
     }  # fmt: skip
-    said = [t(f"roofline.read{form}", **fields) for form in ("", ".short", ".shorter")]
+    said = [
+        t("roofline.read", **fields),
+        t("roofline.read.short", **fields),
+        "{name}: {device}, {gbps}, {tflops}; {verdict}".format(**fields),
+    ]
     if op.verdict == LAUNCH and op.roof != UNKNOWN:
         without = t("roofline.read.without", verdict=t(f"roofline.verdict.{op.roof}"), why=evidence(it, op, t, op.roof))
         said = [said[0] + without, said[0], said[1] + without, *said[1:]]
@@ -498,15 +504,11 @@ WORDS = {
     "roofline.why.memory": "{share} of copy",
     "roofline.why.compute": "{share} of matmul",
     "roofline.why.launch": "host {host} > device {device}",
-    "roofline.why.launch.short": "{host} > {device}",
     "roofline.why.short": "{device}, a launch {launch}",
     "roofline.word.memory": "memory",
     "roofline.word.compute": "compute",
     "roofline.word.launch": "launch",
     "roofline.word.unknown": "no ceiling",
-    "roofline.row": "{n} {name}: {verdict}, {why}",
-    "roofline.row.short": "{n} {name}: {word}, {why}",
-    "roofline.row.shorter": "{n} {name}: {word}",
     "roofline.more": "+{n:,} more",
     "roofline.shape.prefill": "{sign} a prefill step, longest first:",
     "roofline.shape.decode": "{sign} a decode step, longest first:",
@@ -538,7 +540,6 @@ WORDS = {
         ),
     ),
     "roofline.read.short": "{name}: {device} on the device, {host} to launch; {gbps}, {tflops} at {intensity} FLOP/byte. {verdict}: {why}.",
-    "roofline.read.shorter": "{name}: {device}, {gbps}, {tflops}; {verdict}: {why}",
     "roofline.read.without": " Without its launches: {verdict}, {why}.",
     "roofline.legend.point": "an operation, all layers",
     "roofline.legend.launch": "hollow: launch-bound",

@@ -517,7 +517,7 @@ WORDS = {
     "ui.people.hideTextOf": "Hide the text of request {name}",
     "ui.people.showTextOf": "Show the text of request {name}",
     "ui.people.recompute": "{names} will recompute their cache. Change the knob?",
-    "ui.people.ends": "{names} will end, because the example begins again. Go on?",
+    "ui.people.ends": "{names} will end, because the example begins again. Change the knob?",
     "ui.people.goOn": "Change it",
     "ui.people.leaveIt": "Leave it",
     "ui.keys.space": "Space\tplay or pause",
