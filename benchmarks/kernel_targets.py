@@ -205,7 +205,7 @@ def torch_peers(name: str) -> dict[str, Callable[..., object]]:
         gate, up = x.chunk(2, -1)
         return F.silu(gate) * up
 
-    def rope_kv_write(q, k, v, cos, sin, positions, k_cache, v_cache, slot_mapping):
+    def rope_kv_write(q, k, v, cos, sin, positions, k_cache, v_cache, slot_mapping, rotate_k=False):
         c, s = (torch.cat([x[positions]] * 2, -1).unsqueeze(1).to(q.dtype) for x in (cos, sin))
         turn = lambda x: torch.cat([-x[..., x.shape[-1] // 2 :], x[..., : x.shape[-1] // 2]], -1)  # noqa: E731
         q, k = q * c + turn(q) * s, k * c + turn(k) * s

@@ -64,6 +64,16 @@ class Inbox:
         types = {"int64": torch.int64, "int32": torch.int32, "float32": torch.float32, "float64": torch.float64}
         self.device = {f.name: self._buffer[f.at : f.at + f.n * f.dtype.itemsize].view(types[f.dtype.name]) for f in fields}
         self._turn = 0
+        self._greedy = [False] * IN_FLIGHT
+
+    @property
+    def is_greedy(self) -> bool:
+        """What the arrays to be filled say of sampling already: every row is greedy."""
+        return self._greedy[self._turn]
+
+    @is_greedy.setter
+    def is_greedy(self, value: bool) -> None:
+        self._greedy[self._turn] = value
 
     def next(self) -> dict[str, np.ndarray]:
         """The arrays to fill for the next step."""
@@ -105,12 +115,27 @@ class Forward(Protocol):
     def __call__(self, batch: Batch, inbox: dict[str, torch.Tensor]) -> torch.Tensor: ...
 
 
+class Outbox:
+    """Host copies of a graph's results, one a step in flight."""
+
+    def __init__(self, packed: torch.Tensor) -> None:
+        cuda = packed.is_cuda
+        self._hosts = [torch.empty(packed.shape, dtype=packed.dtype, pin_memory=cuda) for _ in range(IN_FLIGHT)]
+        self._turn = 0
+
+    def fetch(self, packed: torch.Tensor) -> torch.Tensor:
+        """Start the copy of packed [n, columns] to the host; it is there when the stream has come so far."""
+        self._turn = (self._turn + 1) % IN_FLIGHT
+        return self._hosts[self._turn][: len(packed)].copy_(packed, non_blocking=True)
+
+
 @dataclass
 class _Graph:
     inbox: Inbox
     replay: Callable[[], object]
     step: Callable[[], torch.Tensor]  # keeps alive what the captured launches read
     packed: torch.Tensor | None = None
+    outbox: Outbox | None = None
 
 
 class DecodeGraphs:
@@ -165,7 +190,8 @@ class DecodeGraphs:
         return next((size for size in self.sizes if size >= n), None)
 
     def run(self, size: int, host: HostBatch, rows: SampleRows) -> torch.Tensor:
-        """One step on the device: packed results [n, columns], valid until the next run."""
+        """One step on the device: its packed results [n, columns] on the host once the stream has come so far, there until
+        IN_FLIGHT more steps have run."""
         graph, n = self._graphs[size], len(host.rows)
         at, to = self.tables.changes(host.rows, host.block_table)
         if len(at) > 2 * size:
@@ -177,11 +203,15 @@ class DecodeGraphs:
             box[name][n:] = -1 if name == "slot_mapping" else 0
         box["change_at"][: len(at)], box["change_at"][len(at) :] = at, 0  # entry 0 belongs to row slot 0, which nobody reads
         box["change_to"][: len(to)], box["change_to"][len(to) :] = to, 0
-        for name, values, neutral in sampling_arrays(rows):
-            box[name][:n], box[name][n:] = values, neutral
+        if not (rows.all_greedy and graph.inbox.is_greedy):
+            for name, values, neutral in sampling_arrays(rows):
+                box[name][:n], box[name][n:] = values, neutral
+            graph.inbox.is_greedy = rows.all_greedy
         graph.inbox.send()
         graph.replay()
-        return graph.packed[:n]
+        if graph.outbox is None:
+            graph.outbox = Outbox(graph.packed)
+        return graph.outbox.fetch(graph.packed[:n])
 
     def _capture(self, size: int) -> _Graph:
         inbox = Inbox(size, 2 * size, self._device)

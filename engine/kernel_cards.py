@@ -27,6 +27,7 @@ from kernels.spec import Case, KernelSpec
 MAX_INPUT_BYTES = {"cuda": 2 * 2**30, "cpu": 2**30}
 MAX_FLOPS = {"cuda": 2e13, "cpu": 2e10}  # of one run: about half a second of it
 MAX_SEQUENCES = 256
+ITEMSIZE = {"cuda": 2, "cpu": 4}  # of the type that is usual there
 
 
 def cards(ops: Ops, device: torch.device) -> tuple[KernelCard, ...]:
@@ -98,8 +99,8 @@ def kernel_source(launcher: Callable) -> str:
 # ---- which shapes ----
 
 
-def attention_size(dims: Mapping[str, object]) -> tuple[int, int]:
-    """(elements of q, keys and values, floating-point operations) of kernels.attention.make_inputs' dims."""
+def attention_size(dims: Mapping[str, object], itemsize: int) -> tuple[int, int]:
+    """(bytes while q, keys and values are made, floating-point operations) of kernels.attention.make_inputs' dims."""
     pairs = _pairs(str(dims["sequences"]))
     hq, hk, d = (int(dims[name]) for name in ("hq", "hk", "d"))
     wide = d + int(dims.get("dv", 0) or d)
@@ -107,7 +108,8 @@ def attention_size(dims: Mapping[str, object]) -> tuple[int, int]:
     keys = sum(-(-length // page) * page for _, length in pairs) + 2 * page
     tokens = sum(n for n, _ in pairs) + int(dims.get("pad_rows", 0))
     rows = sum(n * max(length - n // 2, 1) for n, length in pairs)
-    return 2 * tokens * (hq + hk) * wide + keys * hk * wide * layers, 2 * rows * hq * wide
+    drawn = tokens * (hq + hk) * d  # in float32 first
+    return drawn * (itemsize + 4) + keys * hk * wide * layers * itemsize, 2 * rows * hq * wide
 
 
 def _pairs(text: str) -> list[tuple[int, int]]:
@@ -129,7 +131,7 @@ def fits(spec: KernelSpec, case: Case, device: str) -> bool:
     if case in spec.cases:
         return True  # made to be checked everywhere
     if "sequences" in case.dims:
-        elements, flops = attention_size(case.dims)
-        return 4 * elements <= MAX_INPUT_BYTES[device] and flops <= MAX_FLOPS[device]
+        size, flops = attention_size(case.dims, ITEMSIZE[device])
+        return size <= MAX_INPUT_BYTES[device] and flops <= MAX_FLOPS[device]
     sizes = sorted(n for n in case.dims.values() if isinstance(n, int))
     return 16 * math.prod(sizes[-2:]) <= MAX_INPUT_BYTES[device]

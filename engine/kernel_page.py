@@ -56,7 +56,7 @@ class _Counter(TorchDispatchMode):
 def input_bytes(spec: KernelSpec, dims: Mapping[str, object], dtype: torch.dtype) -> int:
     """About what make_inputs allocates at a time, without allocating it. Raises what make_inputs raises."""
     if "sequences" in dims:
-        return attention_size(dims)[0] * dtype.itemsize
+        return attention_size(dims, dtype.itemsize)[0]
     with FakeTensorMode(), _Counter() as counter:
         kept = spec.make_inputs("cpu", dtype, 0, **dims)
     storages = {x.untyped_storage()._cdata: x.untyped_storage().nbytes() for x in kept.values() if isinstance(x, torch.Tensor)}
@@ -119,7 +119,7 @@ def _check_size(spec: KernelSpec, case: Case, dtype: torch.dtype, device: str) -
         return
     try:
         size = input_bytes(spec, case.dims, dtype)
-        flops = attention_size(case.dims)[1] if "sequences" in case.dims else 0
+        flops = attention_size(case.dims, dtype.itemsize)[1] if "sequences" in case.dims else 0
     except Exception as error:
         raise EngineError("bad_shapes", f"{spec.name} cannot be run on these shapes: {reason_of(error)}.") from error
     most = MAX_INPUT_BYTES[device]

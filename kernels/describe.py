@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 
 from kernels.common import check_devices, check_tensor, fenced, make_generator, power_of_two
-from kernels.sample import CHUNK, ID_BITS, MAX_V, check_logits, full_key, id_of, load_logits, order_keys
+from kernels.sample import CHUNK, ID_BITS, MAX_V, check_logits, full_key, id_of, order_keys
 from kernels.spec import Bad, Case, KernelSpec
 
 MAX_WIDTH = 8

@@ -9,7 +9,9 @@ it. A split folds its share of the keys into (m, l, acc) by online softmax, a se
 
 With one split the first kernel writes the output itself. How many splits there are follows from shapes alone, so the
 grid is static; which keys a split gets follows from seq_lens on the device. So a captured CUDA graph stays right while
-sequences grow. Splits that got no keys say l = 0 and nothing else; the merge does not read their acc.
+sequences grow. Unless the caller says how many splits, a sequence uses as many as its share of all the batch's keys earns
+(one long sequence among short ones would else keep a few programs busy long after the others). Splits that got no keys
+say l = 0 and nothing else; the merge does not read their acc.
 
 Sequences with more than MAX_QUERIES queries are another kernel's: their rows are left as they are. Rows behind the last
 sequence are zeroed here.
@@ -101,27 +103,44 @@ def _finish(m, l, exponent, sink, SINKS: tl.constexpr):
     return factor / l, tl.where(empty, float("-inf"), top + tl.log(l))
 
 
-@triton.jit(do_not_specialize=["t", "b", "num_splits", "scale", "softcap", "tiles", "chosen_program", "chosen_lane"])
+@triton.jit
+def _count_used(
+    cu_seqlens_q, seq_lens, blocks, b, num_splits, slots, rows,
+    MAX_QUERIES: tl.constexpr, WINDOW: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Splits that a sequence with this many key blocks uses: its part of `slots` programs, `rows` programs a split."""
+    i = tl.arange(0, BLOCK_B)
+    queries = tl.load(cu_seqlens_q + i + 1, mask=i < b, other=0) - tl.load(cu_seqlens_q + i, mask=i < b, other=0)
+    keys = tl.load(seq_lens + i, mask=(i < b) & (queries > 0) & (queries <= MAX_QUERIES), other=0)
+    if WINDOW > 0:
+        keys = tl.minimum(keys, WINDOW + BLOCK_N)
+    total = tl.sum(tl.cdiv(keys, BLOCK_N).to(tl.float32), axis=0)
+    earned = blocks * (slots / (tl.maximum(total, 1.0) * rows))
+    return tl.minimum(tl.maximum((earned + 0.5).to(tl.int32), 1), num_splits)
+
+
+@triton.jit(do_not_specialize=["t", "b", "num_splits", "slots", "scale", "softcap", "tiles", "chosen_program", "chosen_lane"])
 def _flash_decode_kernel(
     q, k_cache, v_cache, block_table, cu_seqlens_q, seq_lens, sinks, tree_lens, tree_mask, tree_positions,
     out, lse, part_m, part_l, part_acc, log_owner, log_span, log_kind, log_sm, log_time, log_m, log_l, log_rescale, log_acc,
-    t, b, num_splits, scale, softcap, tiles, chosen_program, chosen_lane,
+    t, b, num_splits, slots, scale, softcap, tiles, chosen_program, chosen_lane,
     stride_qt, stride_qh, stride_kp, stride_ks, stride_kh, stride_vp, stride_vs, stride_vh, stride_bt, stride_ot, stride_oh,
     HK: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, PAGE_SIZE: tl.constexpr, PARTS: tl.constexpr,
     MAX_QUERIES: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, TREE: tl.constexpr,
-    DIRECT: tl.constexpr, RETURN_LSE: tl.constexpr, TRACE: tl.constexpr, TIMED: tl.constexpr, PDL: tl.constexpr,
+    DIRECT: tl.constexpr, RETURN_LSE: tl.constexpr, TRACE: tl.constexpr, TIMED: tl.constexpr, PDL: tl.constexpr, BLOCK_B: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
 ):  # fmt: skip
     if PDL:  # the merge may take its place on the GPU, where it waits for the end of this grid
         gdc_launch_dependents()
-    # neighbours in the launch order are the heads of one split: a page of all heads is one stretch of memory
+    # neighbours in the launch order are the heads of one split: a page of all heads is one stretch of memory; splits come
+    # last, since the later ones have the fewest keys
     rest = tl.program_id(0)
     kv_head = (rest % HK).to(tl.int64)
     rest = rest // HK
     part = rest % PARTS
     rest = rest // PARTS
-    split = rest % num_splits
-    s = (rest // num_splits).to(tl.int64)
+    s = (rest % b).to(tl.int64)
+    split = rest // b
     q_start = tl.load(cu_seqlens_q + s)
     q_stop = tl.load(cu_seqlens_q + s + 1)
     seq_len = tl.load(seq_lens + s)
@@ -150,13 +169,18 @@ def _flash_decode_kernel(
         if WINDOW > 0:
             key_low = tl.maximum(first_position - WINDOW + 1, 0)
         start = key_low // BLOCK_N * BLOCK_N
-        share = tl.cdiv(tl.cdiv(tl.maximum(key_high - start, 0), BLOCK_N), num_splits) * BLOCK_N
+        blocks = tl.cdiv(tl.maximum(key_high - start, 0), BLOCK_N)
+        used = num_splits
+        if BLOCK_B > 0:  # share the programs that run at once out by length
+            used = _count_used(cu_seqlens_q, seq_lens, blocks, b, num_splits, slots, HK * PARTS, MAX_QUERIES, WINDOW, BLOCK_B, BLOCK_N)
+        share = tl.cdiv(blocks, used) * BLOCK_N
         start += split * share
         stop = tl.minimum(start + share, key_high)
 
         col_d = tl.arange(0, BLOCK_D)
         q_at = row.to(tl.int64) * stride_qt + head * stride_qh
-        q_tile = tl.load(q + q_at[:, None] + col_d[None, :], mask=active[:, None] & (col_d < D)[None, :], other=0.0)
+        wanted = active & (lane < tl.where(start < stop, BLOCK_M, 0))
+        q_tile = tl.load(q + q_at[:, None] + col_d[None, :], mask=wanted[:, None] & (col_d < D)[None, :], other=0.0)
         k_head = k_cache + kv_head * stride_kh
         v_head = v_cache + kv_head * stride_vh
         table = block_table + s * stride_bt
@@ -299,6 +323,10 @@ def _merge_splits_kernel(
             tl.store(lse + row * (HK * GROUP) + head, value)
 
 
+TILES_ALONE = 64  # a program may have this many tiles to itself before splits are made for it
+CROWD = 8  # times as many programs as run at once, at most; most of them would find nothing to do
+
+
 @lru_cache
 def _count_sms(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else ASSUMED_SMS
@@ -313,6 +341,11 @@ def _launch(block_m: int, d: int, dv: int, itemsize: int) -> _Launch:
     """3 stages: two tiles on their way while one is computed with. fp32 runs on FMA units and spills early."""
     wide = max(_widths(d, dv))
     return _Launch(8 if block_m * wide >= (8192 if itemsize == 2 else 2048) else 4, 3, True)
+
+
+def _slots(device: torch.device, tile_bytes: int) -> int:
+    """Programs that the GPU runs at once."""
+    return _count_sms(device) * min(4, max(1, 2 * STAGE_BYTES // tile_bytes))
 
 
 def _parts(block_m: int, group: int, max_query_len: int) -> int:
@@ -343,12 +376,14 @@ def plan_decode(
         longest = min(longest, window + MAX_QUERIES + block_n)
     tiles = max(1, -(-longest // block_n))
     rows = b * hk * _parts(block_m, group, max_query_len)  # programs of one split
+    shared = num_splits is None  # by length: a short batch may leave all tiles of a sequence to one program
     if num_splits is None:
-        resident = min(4, max(1, 2 * STAGE_BYTES // (block_n * width * itemsize)))  # programs an SM
-        num_splits = max(1, min(tiles, SPLIT_LIMIT, _count_sms(q.device) * resident // max(1, rows)))
+        slots = _slots(q.device, block_n * width * itemsize)
+        filling, fair = slots // max(1, rows), min(round(tiles / TILES_ALONE), CROWD * slots // max(1, rows))
+        num_splits = max(1, min(tiles, SPLIT_LIMIT, max(filling, fair)))
     if not 1 <= num_splits <= SPLIT_LIMIT:
         raise ValueError(f"num_splits is {num_splits}, must be 1 to {SPLIT_LIMIT}")
-    return DecodePlan(block_m, block_n, num_splits, rows * num_splits, -(-tiles // num_splits))
+    return DecodePlan(block_m, block_n, num_splits, rows * num_splits, tiles if shared and b > 1 else -(-tiles // num_splits))
 
 
 def locate(plan: DecodePlan, hq: int, hk: int, max_query_len: int, sequence: int, query: int, head: int, split: int) -> tuple[int, int]:
@@ -386,7 +421,8 @@ def flash_decode(
     Args:
         out: [t, Hq, Dv] in q's type, written in place: rows of sequences with at most MAX_QUERIES queries, and zeros
             behind the last sequence. None: a new one, in which the other rows hold anything; so does lse, always new.
-        num_splits: programs that share a row's keys, 1 to SPLIT_LIMIT. None: as many as fill the GPU.
+        num_splits: programs that share a row's keys equally, 1 to SPLIT_LIMIT. None: enough to fill the GPU and to
+            break up the longest sequence possible; each sequence uses as many of them as its length earns.
         log: written in place, of the shape that plan_decode says; a slower variant of the kernel.
         block_n: keys of a tile: 16, 32, 64 or 128. None: by head dimension and type.
 
@@ -412,16 +448,17 @@ def flash_decode(
             lse.fill_(-torch.inf)
     elif t > 0:
         _run(q, k_cache, v_cache, block_table, cu_seqlens_q, seq_lens, scale, max_query_len, window, softcap, sinks, tree,
-             out, lse, log, plan, _launch(plan.block_m, d, dv, q.element_size()))  # fmt: skip
+             out, lse, log, plan, _launch(plan.block_m, d, dv, q.element_size()), num_splits is None and b > 1)  # fmt: skip
     return (out, lse) if return_lse else out
 
 
 def _run(q, k_cache, v_cache, block_table, cu_seqlens_q, seq_lens, scale, max_query_len, window, softcap, sinks, tree,
-         out, lse, log: TileLog | None, plan: DecodePlan, launch: _Launch) -> None:  # fmt: skip
+         out, lse, log: TileLog | None, plan: DecodePlan, launch: _Launch, by_length: bool) -> None:  # fmt: skip
     """Both launches, of checked arguments."""
     (_, hq, d), (_, page_size, hk, dv), b = q.shape, v_cache.shape, seq_lens.shape[0]
     group, splits = hq // hk, plan.num_splits
     block_q, parts, (block_d, block_dv) = plan.block_m // group, _parts(plan.block_m, group, max_query_len), _widths(d, dv)
+    slots = _slots(q.device, plan.block_n * (block_d + block_dv) * q.element_size())
     pdl = launch.pdl and splits > 1 and q.is_cuda
     part_ml = part_acc = None
     if splits > 1:
@@ -435,10 +472,11 @@ def _run(q, k_cache, v_cache, block_table, cu_seqlens_q, seq_lens, scale, max_qu
     }  # fmt: skip
     _flash_decode_kernel[(plan.programs,)](
         q, k_cache, v_cache, block_table, cu_seqlens_q, seq_lens, sinks, *(tree or (None,) * 3), out, lse, part_m, part_l, part_acc,
-        *(log[:-1] if log else (None,) * 9), q.shape[0], b, splits, float(scale), 1.0 if softcap is None else float(softcap),
-        plan.tiles, *(log.chosen if log else (0, 0)), q.stride(0), q.stride(1), *k_cache.stride()[:3], *v_cache.stride()[:3],
+        *(log[:-1] if log else (None,) * 9), q.shape[0], b, splits, slots, float(scale), 1.0 if softcap is None else float(softcap), plan.tiles,
+        *(log.chosen if log else (0, 0)), q.stride(0), q.stride(1), *k_cache.stride()[:3], *v_cache.stride()[:3],
         block_table.stride(0), out.stride(0), out.stride(1), **same, D=d, PAGE_SIZE=page_size, WINDOW=window or 0,
         TREE=tree is not None, DIRECT=splits == 1, TRACE=log is not None, TIMED=log is not None and q.is_cuda,
+        BLOCK_B=power_of_two(b) if by_length and splits > 1 else 0,
         BLOCK_M=plan.block_m, BLOCK_N=plan.block_n, BLOCK_D=block_d, num_warps=launch.num_warps, num_stages=launch.num_stages,
     )  # fmt: skip
     if splits > 1:

@@ -10,6 +10,7 @@ newest one before the step (who stands paused at step 42 and profiles the next s
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -23,6 +24,8 @@ from viz.theme import duration
 from viz.view import Label
 
 A = TypeVar("A")
+GLUE = "\u00a0"  # a blank at which no line ends
+_UNIT = re.compile(r"(?<=\d) (?=(?:[nµm]?s|min|%|[KMGT]?i?B|[kMGTP]?(?:FLOP|B)(?:/s|/byte)?|FLOP/byte)(?![A-Za-z]))")
 
 
 def positive(value: object) -> float:
@@ -54,10 +57,10 @@ def ridge(top: Ceilings) -> float:
 
 
 def brief(us: float) -> str:
-    """theme.duration with two digits below 10 µs: "0.49 µs", "3.2 µs"; below 10 ns "1.2 ns"."""
+    """theme.duration with two digits below 10 µs: "0.49 µs", "3.2 µs"; below 0.1 µs "89 ns"."""
     if not 0 < us < 9.95:
         return duration(us)
-    return f"{us * 1000:.2g} ns" if us < 0.01 else f"{us:.2g} µs"
+    return f"{us * 1000:.2g} ns" if us < 0.095 else f"{us:.2g} µs"
 
 
 def times(ratio: float) -> str:
@@ -75,9 +78,9 @@ def first_fit(sheet: Sheet, room: float, *forms: str) -> str:
 
 
 def fit_lines(sheet: Sheet, room: float, most: int, *forms: str) -> list[str]:
-    """The first form that needs at most `most` lines; else the beginning of the last one."""
+    """The first form that needs at most `most` lines; else the beginning of the last one. A number stays with its unit."""
     columns = max(int(room / sheet.advance), 4)
-    wrapped = [wrap(form, columns) for form in forms]
+    wrapped = [[line.replace(GLUE, " ") for line in wrap(_UNIT.sub(GLUE, form), columns)] for form in forms]
     lines = next((lines for lines in wrapped if len(lines) <= most), wrapped[-1])
     if len(lines) <= most:
         return lines

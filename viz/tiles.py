@@ -82,8 +82,23 @@ def _whole(it: TileTrace) -> bool:
 
 def same_launch(it: TileTrace) -> dict[str, object]:
     """Arguments of the job "tiles" that make this trace again; a change to one of them makes another."""
-    same: dict[str, object] = {"step": it.step_id, "layer": it.layer, "head": it.row_head, "seq_id": it.row_seq_id, "block_n": it.block_n}
+    same: dict[str, object] = {"step": it.step_id, "layer": it.layer, "head": it.row_head, "seq_id": it.row_seq_id}
+    same |= {"position": it.row_position, "kernel": it.kernel, "block_n": it.block_n}
     return same | ({"splits": it.num_splits} if it.kernel == "flash_decode" else {"block_m": it.block_m})
+
+
+def a_step(trace: Trace, step: int, layer: int, selection: str | None) -> dict[str, object]:
+    """Arguments of the job "tiles" for a step that was not traced, with the row that is selected where it computed one."""
+    asked: dict[str, object] = {"step": step, "layer": layer}
+    works = trace.rows("works", step, step)
+    mine = works[works["seq_id"] == sequence_of(selection)] if sequence_of(selection) is not None else works[:0]
+    if len(mine):
+        asked["seq_id"] = sequence_of(selection)
+        at = (selection or "").split(":")[2:]
+        position = int(at[0]) if at and at[0].isascii() and at[0].isdigit() and len(at[0]) < 10 else -1
+        if int(mine["start"][0]) <= position < int(mine["start"][0] + mine["num_tokens"][0]):
+            asked["position"] = position
+    return asked
 
 
 # ---- its tiles ----
@@ -273,16 +288,26 @@ def row_acc(of: Chosen) -> np.ndarray | None:
 
 
 def differences(it: TileTrace) -> np.ndarray:
-    """float64 [row_tiles]: largest |acc / l − plain| of the chosen row after each tile; NaN before it has seen a key."""
+    """float64 [row_tiles]: largest |acc / l − plain| of the chosen row after each tile; NaN before it has seen a key. Where
+    splits share its keys, those before are merged with the tile's own, as the kernel's reduction does it."""
     own = it.tiles[it.row_tiles]
     lanes = (it.row_position - own["q_start"]) * it.group + it.row_head % it.group
-    l = it.l[it.row_tiles, lanes].astype(np.float64)
-    out = it.acc / np.where(l > 0, l, np.nan)[:, None]
-    return np.abs(out - it.plain).max(1)
+    found = np.full(len(own), np.nan)
+    done: list[tuple[float, float, np.ndarray]] = []  # m, l, acc of the splits before
+    for j, (tile, lane) in enumerate(zip(it.row_tiles.tolist(), lanes.tolist())):
+        now = (float(it.m[tile, lane]), float(it.l[tile, lane]), it.acc[j].astype(np.float64))
+        parts = [part for part in (*done, now) if np.isfinite(part[0]) and part[1] > 0]
+        if parts:
+            most = max(m for m, _, _ in parts)
+            l = sum(l * np.exp(m - most) for m, l, _ in parts)
+            found[j] = np.abs(sum(acc * np.exp(m - most) for m, _, acc in parts) / l - it.plain).max()
+        if j + 1 < len(own) and own["program"][j + 1] != own["program"][j]:
+            done.append(now)
+    return found
 
 
 def is_complete(it: TileTrace) -> bool:
-    """Whether the chosen row's program met every key that the row may see: not one of several splits."""
+    """Whether the tiles of the chosen row hold every key that it may see."""
     own, seen = it.tiles[it.row_tiles], np.isfinite(it.scores)
     for start, stop in zip(own["k_start"].tolist(), own["k_stop"].tolist()):
         seen[start:stop] = False

@@ -153,6 +153,31 @@ def test_the_inbox_keeps_every_array_aligned_and_apart() -> None:
     assert box.device["uniform"].tolist() == [0.5, 0.25]
 
 
+def test_rows_that_stop_sampling_are_greedy_again() -> None:
+    seen = []
+
+    def forward(batch, box):
+        seen.append(box["temperature"].tolist())
+        return torch.zeros(len(batch.token_ids), 1)
+
+    graphs = DecodeGraphs(forward, torch.device("cpu"), 64, 4, 8, again)
+    graphs.capture_next()
+    host, warm = decode_host(1), replace(GREEDY, temperature=0.5)
+    for params in (*[warm] * 4, *[GREEDY] * 7, warm):
+        graphs.run(1, host, SampleRows((1,), host.rows, (params,), (0.0,)))
+    assert seen[1:] == [[0.5]] * 4 + [[0.0]] * 7 + [[0.5]]
+
+
+def test_results_stay_while_later_steps_run() -> None:
+    count = iter(range(100))
+    graphs = DecodeGraphs(lambda batch, box: torch.full((1, 1), float(next(count))), torch.device("cpu"), 64, 4, 8, again)
+    graphs.capture_next()
+    host = decode_host(1)
+    rows = SampleRows((1,), host.rows, (GREEDY,), (0.0,))
+    first, second, third = (graphs.run(1, host, rows) for _ in range(3))
+    assert [float(x) for x in (second, third)] == [float(first) + 1, float(first) + 2]
+
+
 def test_a_table_sends_what_changed_and_nothing_twice() -> None:
     tables = Tables(8, 4, torch.device("cpu"))
     at, to = tables.changes(np.array([3, 1]), np.array([[5, 6], [7, 0]], np.int32))

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from engine.config import CacheConfig, EngineConfig, ModelSource, SchedulerConfi
 from engine.errors import EngineError
 from engine.interpreted import Interpreter, read_frame, write_frame
 from engine.jobs import start_job
+from engine.probe import NO_PROBE
 from engine.recording import decode, encode
 from engine.request import SamplingParams
 from engine.store import TraceStore
@@ -57,8 +59,8 @@ class Watched:
         self.core, self.store = core, TraceStore(2**26, lambda i: str(i), {})
         core.rooms["main"].recorder.drain()
 
-    def add(self, length: int, seed: int = 0, **sampling: object) -> tuple[int, ...]:
-        ids = tuple(np.random.default_rng(seed).integers(1, VOCAB, length).tolist())
+    def add(self, length: int, salt: int = 0, **sampling: object) -> tuple[int, ...]:
+        ids = tuple(np.random.default_rng(salt).integers(1, VOCAB, length).tolist())
         return self.core.add("", ids, SamplingParams(**{"max_tokens": 12, "ignore_eos": True} | sampling))[1]
 
     def step(self, count: int = 1) -> None:
@@ -76,9 +78,8 @@ class Watched:
         deadline = time.monotonic() + 60
         while not job.advance():
             assert time.monotonic() < deadline
-            probe = job.probe_for("main")
-            if steps and probe is not None and self.core.has_work:
-                record = self.core.step("main", probe)
+            if steps and job.probe is not None and job.record is None and self.core.has_work:
+                record = self.core.step("main", job.probe_for("main") or NO_PROBE)
                 if record is not None:
                     job.saw(record)
         job.close()
@@ -136,7 +137,7 @@ def check_tiles(it: TileTrace) -> None:
         seen.setdefault((row["seq_id"], row["kv_head"], low, high), []).append((row["k_start"], row["k_stop"]))
     for (_, _, _, high), spans in seen.items():
         spans.sort()
-        assert spans[0][0] == 0 and spans[-1][1] == high + 1 and all(a[1] == b[0] for a, b in zip(spans, spans[1:]))
+        assert spans[0][0] == 0 and spans[-1][1] == high + 1 and all(a[1] == b[0] for a, b in pairwise(spans))
     for seq_id, queries, keys in it.sequences:
         for kv_head in range(it.kv_heads):
             mine = sorted((low, high) for s, h, low, high in seen if (s, h) == (seq_id, kv_head))
@@ -456,7 +457,7 @@ def test_cancelling_a_job_ends_the_child_and_the_next_one_gets_another(core):
     child = core.interpreter._child
     assert child.poll() is None
     job.close()
-    until(lambda: child.poll() is not None)
+    until(lambda: child.poll() is not None, 60)
     assert not job.take_artifacts() and list(core.rooms) == ["main"]
     check_row(it.traced(layer=0, head=0))
     assert core.interpreter._child is not child
@@ -505,10 +506,10 @@ def test_the_child_ends_when_its_time_is_up_and_when_nobody_is_there():
         run.result()
     child = interpreter._start()
     child.stdin.close()
-    until(lambda: child.poll() is not None)
+    until(lambda: child.poll() is not None, 60)
     child = interpreter._child = interpreter._start()
     del interpreter
-    until(lambda: child.poll() is not None)
+    until(lambda: child.poll() is not None, 60)
 
 
 def test_a_frame_that_is_none_is_refused(tmp_path):

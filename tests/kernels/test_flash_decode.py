@@ -32,7 +32,7 @@ from kernels import flash_decode as module
 from kernels.attention import attention_ref, make_inputs
 from kernels.flash_decode import MAX_QUERIES, SPEC, SPLIT_LIMIT, DecodePlan, flash_decode, locate, plan_decode
 from kernels.tile_log import FULL, PARTLY, SKIPPED, TileLog, make_log
-from tests.kernels import oracle, traps
+from tests.kernels import traps
 from tests.kernels.harness import distance
 
 ROOT = Path(__file__).parents[2]
@@ -47,6 +47,7 @@ TRACED = (
     ("softcap", {"sequences": "4:50 1:60", "hq": 4, "hk": 2, "d": 32, "softcap": 5.0, "q_scale": 20.0}, 2, 16),
     ("drafts", {"sequences": "6:40 8:70 1:33", "hq": 4, "hk": 2, "d": 32, "drafts": "5 7 0", "sinks": True}, 2, 16),
     ("rows_without_keys", {"sequences": "5:3 1:0 4:4", "hq": 4, "hk": 2, "d": 32, "pad_rows": 3}, 2, 16),
+    ("shared_by_length", {"sequences": "2:90 1:5 1:30 7:50", "hq": 4, "hk": 2, "d": 32, "window": 60}, None, 16),
 )
 
 
@@ -157,6 +158,23 @@ def any_number_of_splits_gives_the_same(device: str) -> None:
                 assert distance(b, a) < 2e-6, (dims, num_splits, block_n)
 
 
+def a_long_sequence_gets_more_splits_than_a_short_one(device: str) -> None:
+    inputs = make_inputs(device, torch.float32, 0, "1:400 1:20x11 30:390", 2, 2, 16)
+    names = ("q", "k_cache", "v_cache", "block_table", "max_query_len", "window")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_count_sms", lambda device: 8)
+        patch.setattr(module, "TILES_ALONE", 4)
+        plan = plan_decode(*(inputs[n] for n in names), block_n=16)
+        log = make_log(plan.programs, plan.tiles, plan.block_m, 16, (0, 0), device)
+        out, lse = flash_decode(**inputs, block_n=16, log=log)
+    want, want_lse = attention_ref(**inputs)
+    assert distance(out[:12], want[:12]) < 2e-5 and distance(lse[:12], want_lse[:12]) < 2e-5
+    # 25 tiles of 47, two key heads, 32 programs at once: 8.5 programs are its part; there are 6, and with 5 tiles
+    # each 5 are enough. A short one's part is 0.7
+    assert plan.num_splits == 6
+    assert [int(((log.owner[:, 0] == s) & (log.owner[:, 2] == 0)).sum()) for s in range(13)] == [5] + [1] * 11 + [0]
+
+
 def longer_sequences_are_left_alone_and_padding_is_zeroed(device: str) -> None:
     for num_splits in (1, 3):
         inputs = make_inputs(device, torch.float32, 0, "1:40 9:30 8:50 20:20 1:7", 4, 2, 32, pad_rows=7)
@@ -206,6 +224,7 @@ TRAPS = (
 CHECKS: dict[str, Callable[[str], None]] = {
     **{f"log_{traced[0]}": partial(a_log_is_an_online_softmax_over_the_same_tiles, traced=traced) for traced in TRACED},
     "any_number_of_splits_gives_the_same": any_number_of_splits_gives_the_same,
+    "a_long_sequence_gets_more_splits_than_a_short_one": a_long_sequence_gets_more_splits_than_a_short_one,
     "longer_sequences_are_left_alone_and_padding_is_zeroed": longer_sequences_are_left_alone_and_padding_is_zeroed,
     "rows_without_a_sequence_are_zeroed": rows_without_a_sequence_are_zeroed,
     **{trap.__name__: (lambda device, trap=trap: trap(_for_any_length, device)) for trap in TRAPS},
@@ -253,9 +272,11 @@ def plan(sequences: str, max_pages: int = 64, **more) -> DecodePlan:
 
 def test_the_launch_depends_on_shapes_alone_and_fills_the_gpu() -> None:
     assert plan("1:900") == plan("1:3")
-    alone, full = plan("1:3", 1024), plan("1:3x64", 1024)
+    alone, full, ragged = plan("1:3", 1024), plan("1:3x64", 256), plan("1:3x64", 1024)
     assert alone.programs == 8 * alone.num_splits and 132 < alone.programs <= 2 * 132
     assert full.num_splits == 1 and full.programs == 8 * 64
+    # one of these could be long: splits for it, though the others would fill the GPU
+    assert ragged.num_splits == 4 and ragged.tiles == 256
     # no more splits than tiles, and tiles enough for the longest sequence
     assert plan("1:3", 8).num_splits == 2 and plan("1:3", 8).tiles == 1
     for pages in (1, 7, 64, 1000, 8192):
@@ -400,22 +421,29 @@ def test_a_captured_step_is_right_when_the_sequences_grow(num_splits: int | None
     assert distance(out, attention_ref(**inputs)) < SPEC.tolerance[torch.bfloat16]
 
 
+def gathered(inputs: dict) -> list[torch.Tensor]:
+    """q, k, v as SDPA takes them: [b, heads, queries or keys, D]. All sequences are equally long."""
+    (length, *_), group = inputs["seq_lens"].tolist(), inputs["q"].shape[1] // inputs["k_cache"].shape[2]
+    q = inputs["q"][:, :, None]
+    pages = inputs["block_table"].long()
+    return [q, *(inputs[n][pages].flatten(1, 2)[:, :length].repeat_interleave(group, 2).transpose(1, 2) for n in ("k_cache", "v_cache"))]
+
+
 @pytest.mark.parametrize("dtype", [pytest.param(d, marks=gpu) for d in (torch.float32, torch.float16, torch.bfloat16)])
 @pytest.mark.parametrize("kind", ["random", "large", "constant"])
 @pytest.mark.parametrize("num_splits", [1, 5])
 def test_no_less_accurate_than_sdpa_in_the_same_type(num_splits: int, kind: str, dtype: torch.dtype) -> None:
-    inputs = make_inputs("cuda", dtype, 0, "1:700", 8, 2, 64, lse=False, q_scale=30.0 if kind == "large" else 1.0)
+    inputs = make_inputs("cuda", dtype, 0, "1:700x16", 32, 8, 64, lse=False, q_scale=30.0 if kind == "large" else 1.0)
     if kind == "constant":
         for name, value in (("q", 1.3), ("k_cache", 0.7), ("v_cache", 0.9)):
             inputs[name].copy_(torch.where(inputs[name].isnan(), torch.nan, value))
-    pages = inputs["block_table"][0, :44].long()
-    k, v = (inputs[n][pages].reshape(-1, 2, 64)[:700].repeat_interleave(4, 1).transpose(0, 1)[None] for n in ("k_cache", "v_cache"))
-    want = oracle.attention(inputs)[0]
-    theirs = F.scaled_dot_product_attention(inputs["q"].transpose(0, 1)[None], k, v)[0].transpose(0, 1)
-    errors = [float((x.double().cpu() - want).abs().max()) for x in (flash_decode(**inputs, num_splits=num_splits), theirs)]
-    # a result rounded once may be half a unit in the last place off
-    rounding = torch.finfo(dtype).eps / 2 * float(want.abs().max())
-    assert errors[0] <= max(1.5 * errors[1], rounding), errors
+    qkv = gathered(inputs)
+    want = F.scaled_dot_product_attention(*(x.double() for x in qkv))[:, :, 0]
+    results = flash_decode(**inputs, num_splits=num_splits), F.scaled_dot_product_attention(*qkv)[:, :, 0]
+    errors = [float((x.double() - want).abs().max()) for x in results]
+    # of one number, 0.9, an average can be exact by luck; here: rounded once, and some roundings of a sum in fp32
+    luck = (torch.finfo(dtype).eps / 2 + 8 * torch.finfo(torch.float32).eps) * 0.9 if kind == "constant" else 0.0
+    assert errors[0] <= max(1.5 * errors[1], luck), errors
 
 
 def main() -> None:

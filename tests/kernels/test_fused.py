@@ -173,11 +173,11 @@ def a_row_is_drawn_alike_alone_and_in_any_batch(fn: Callable, device: str) -> No
 
 def a_grid_of_uniforms_gives_every_id_its_share(fn: Callable, device: str) -> None:
     """The uniforms (i + 1/2) / n hit an id of mass p in n * p of n cases, give or take one."""
-    n, v = 400, 8
+    v = 8
     row = torch.tensor([0.0, 1.0, -1.0, 2.0, 0.5, -torch.inf, 1.0, 0.2], device=device)
-    u = (torch.arange(n, device=device, dtype=torch.float64) + 0.5) / n
     p = torch.softmax(row.double() / 0.7, 0)
-    for k, top_p, kept in ((0, 1.0, range(v)), (3, 1.0, (3, 1, 6)), (0, 0.7, (3, 1)), (4, 0.9, (3, 1, 6))):
+    for n, k, top_p, kept in ((100, 0, 1.0, range(v)), (20, 3, 1.0, (3, 1, 6)), (20, 0, 0.7, (3, 1)), (20, 4, 0.9, (3, 1, 6))):
+        u = (torch.arange(n, device=device, dtype=torch.float64) + 0.5) / n
         tokens = fn(row.repeat(n, 1), _ones(n, 0.7, device), _ones(n, k, device, torch.int32), _ones(n, top_p, device), u)
         want = torch.zeros(v, dtype=torch.float64, device=device)
         want[list(kept)] = p[list(kept)] / p[list(kept)].sum()
@@ -210,8 +210,8 @@ def broken_rows_give_valid_ids(fn: Callable, device: str) -> None:
     rows = [[nan] * 5, [inf, nan, 1.0, 0.0, 2.0], [-inf] * 5, [inf] * 5, [-inf, -inf, 3.0, -inf, -inf], [1e38, -1e38, 3e38, 0.0, nan]]
     logits = torch.tensor(rows, device=device).repeat(1, 30)
     s = len(rows)
-    for t in (0.0, 1e-6, 1.0, 1e6):
-        for k, p in ((0, 1.0), (3, 1.0), (0, 0.5), (2, 0.9), (1000, 1.0)):
+    for t in (0.0, 1e-6, 1.0):
+        for k, p in ((0, 1.0), (3, 1.0), (0, 0.5)):
             rest = (_ones(s, t, device), _ones(s, k, device, torch.int32), _ones(s, p, device), _ones(s, 0.999, device))
             tokens = fn(logits, *rest)
             assert bool(((tokens >= 0) & (tokens < 150)).all())
@@ -219,17 +219,19 @@ def broken_rows_give_valid_ids(fn: Callable, device: str) -> None:
 
 
 def gumbel_draws_follow_the_softmax(fn: Callable, device: str) -> None:
-    n, t = 1500, 0.7
+    n, t = 800, 0.7
     row = torch.tensor([0.0, 1.0, -1.0, 2.0, 0.5, -0.3, 1.0, 0.2], device=device)
     seeds = torch.randint(-(1 << 62), 1 << 62, (n,), generator=torch.Generator().manual_seed(0)).to(device)
-    for k, kept in ((0, list(range(8))), (8, list(range(8)))):
+
+    def drawn(n: int, k: int) -> torch.Tensor:
         rest = (_ones(n, t, device), _ones(n, k, device, torch.int32), _ones(n, 1.0, device), None)
-        tokens = fn(row.repeat(n, 1), *rest, seeds, torch.arange(n, device=device))
-        assert _chi_square(tokens, torch.softmax(row[kept].double() / t, 0)) < CHI_SQUARE_7
-        assert _chi_square(tokens, torch.softmax(row[kept].double() / 1.0, 0)) > CHI_SQUARE_7  # another temperature is noticed
-        assert torch.equal(tokens, fn(row.repeat(n, 1), *rest, seeds, torch.arange(n, device=device)))
-    cut = fn(row.repeat(n, 1), _ones(n, t, device), _ones(n, 2, device, torch.int32), _ones(n, 1.0, device), None, seeds, seeds)
-    assert set(cut.tolist()) == {3, 1}
+        return fn(row.repeat(n, 1), *rest, seeds[:n], torch.arange(n, device=device))
+
+    tokens = drawn(n, 0)
+    assert _chi_square(tokens, torch.softmax(row.double() / t, 0)) < CHI_SQUARE_7
+    assert _chi_square(tokens, torch.softmax(row.double() / (2 * t), 0)) > CHI_SQUARE_7  # another temperature is noticed
+    assert torch.equal(drawn(20, 8), tokens[:20])  # top_k of all ids cuts nothing and takes the other path
+    assert set(drawn(40, 2).tolist()) == {3, 1}
 
 
 def _chi_square(tokens: torch.Tensor, p: torch.Tensor) -> float:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import replace
 
 import pytest
 
-from engine.trace import Trace
+from engine.trace import TABLES, Trace
 from tests.viz.test_people import Person as Tab
 from tests.viz.test_people import host_and_guest, stage  # noqa: F401
 from tests.viz.test_stage_browser import browser, until  # noqa: F401
@@ -283,3 +284,25 @@ def test_targets_are_large_on_a_phone_letters_can_be_read_and_axe_finds_nothing_
             found = [v for v in axe.Axe().run(page)["violations"] if v["impact"] in ("serious", "critical")]
             assert not found, [(v["id"], [n["html"][:160] for n in v["nodes"]][:4]) for v in found]
             assert page.evaluate("document.documentElement.scrollWidth") <= size[0]
+
+
+def test_what_a_job_found_is_shown_at_once_also_to_who_looks_at_a_past_step(room) -> None:
+    made = room()
+    with made.open() as ws:
+        tab = Tab(ws)
+        look(tab)
+        seen = tab.take("frames")
+        while not seen.get("panels"):
+            tab.drawn()
+            seen = tab.take("frames")
+        before = made.source.trace("main")
+        found = Trace({name: getattr(before, name) for name in TABLES}, before.sequences, before.token_texts, before.meta, (object(),))
+        made.source.trace = lambda room: found
+        made.source.moves += 1
+        began = time.monotonic()
+        while True:
+            tab.drawn()
+            header = tab.take("frames")
+            if "panels" in header:
+                break
+        assert time.monotonic() - began < 1.5, "sooner than the pictures of a past step are drawn again anyway"

@@ -314,6 +314,6 @@ def test_tokens_are_found_also_while_another_thread_empties_the_memo() -> None:
     found, trace = [], scenario("busy")
     for memo in ({}, Emptied()):
         trace.__dict__["_token_windows"] = memo
-        found.append(newest_tokens(trace, 1, trace.last_step, 5).tolist())
+        found.append(newest_tokens(trace, 1, trace.last_step, 5).tobytes())
     del trace.__dict__["_token_windows"]
     assert found[0] == found[1] != b""

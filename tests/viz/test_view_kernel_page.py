@@ -104,7 +104,7 @@ def test_the_error_stands_beside_its_tolerance_and_too_large_a_one_is_said_so() 
     assert "largest error 0.0031 of 0.008 allowed: ✓" in texts(good)
     found = next(label for label in bad.labels if "✗" in label.text)
     assert "0.02" in found.text and "0.008" in found.text and found.color == "error"
-    assert "error not known" in texts(of(kernels("unusable"), selection="kernel:silu_mul"))
+    assert "error not measured" in texts(of(kernels("unusable"), selection="kernel:silu_mul"))
 
 
 def test_speed_is_bytes_and_flops_by_the_fastest_way_the_kernel_ran() -> None:
@@ -184,6 +184,16 @@ def test_a_hostile_card_is_only_text() -> None:
 
 
 # ---- every picture ----
+
+
+@pytest.mark.parametrize("size", [(615, 590), (1242, 590), (1882, 839)])
+def test_many_kernels_leave_room_for_the_page(size: tuple[int, int]) -> None:
+    run = kernel_run("silu_mul", shapes="tokens 8192, n 14336, pages 1024, layers 30, scale 0.125")
+    many = (*cards(), *(card(f"another_kernel_{k}") for k in range(30)))
+    frame = of(with_artifacts(*many, run, ceilings()), size)
+    whole = " ".join(texts(frame))
+    assert {"38 µs", "315 ms", "574 µs", "197 µs", "194 µs"} <= set(texts(frame)) and "times as long as" in whole
+    assert "largest error" in whole and "85 %" in whole and "more" in whole and len(frame.labels) <= 40
 
 
 @pytest.mark.parametrize("language", ["en", "ja"])

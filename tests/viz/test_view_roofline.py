@@ -32,7 +32,7 @@ def series(frame: Frame, name: str) -> Series:
     return next(s for s in frame.series if s.name == name)
 
 
-def op(name: str = "x", device: float = 10.0, host: float = 3.0, flops: int = 10**6, num_bytes: int = 10**6, layer: int = 0) -> OpTime:
+def op(name: str = "x", device: float = 10.0, host: float = 3.0, flops: int = 10**7, num_bytes: int = 10**7, layer: int = 0) -> OpTime:
     return OpTime(name, layer, 0.0, device, host, flops, num_bytes, 1)
 
 
@@ -49,11 +49,14 @@ def step(*ops: OpTime, at: int = 4, prefill: int = 0, decode: int = 2, device: s
         (op(device=10, host=11), LAUNCH),  # the host is slower than the device
         (op(device=3.1, host=1), LAUNCH),  # hardly longer than an empty launch (2.1 µs)
         (op(device=3.2, host=1), MEMORY),
-        (op(flops=10**9, num_bytes=10**6), COMPUTE),  # 1,000 FLOP a byte, the ridge lies at 184
-        (op(flops=184 * 10**6, num_bytes=10**6), MEMORY),
-        (op(flops=185 * 10**6, num_bytes=10**6), COMPUTE),
+        (op(flops=10**10, num_bytes=10**7), COMPUTE),  # 1,000 FLOP a byte, the ridge lies at 184
+        (op(flops=184 * 10**7, num_bytes=10**7), MEMORY),
+        (op(flops=185 * 10**7, num_bytes=10**7), COMPUTE),
         (op(flops=0), MEMORY),
         (op(flops=0, num_bytes=0), UNKNOWN),
+        (op(device=40, host=1, flops=1000, num_bytes=1000), LAUNCH),  # the ceilings would need less than one launch for it
+        (op(device=40, host=1, num_bytes=8_900_000), LAUNCH),
+        (op(device=40, host=1, num_bytes=9_000_000), MEMORY),  # 2.1 µs at 4.25 TB/s
     ],
 )
 def test_a_verdict_follows_from_time_launch_and_ridge(one: OpTime, verdict: str) -> None:
@@ -66,7 +69,7 @@ def test_without_ceilings_only_launches_are_judged() -> None:
 
 
 def test_on_a_cpu_where_both_clocks_are_the_call_only_short_calls_wait_for_it() -> None:
-    found = operations(step(op("long", 50, 50), op("short", 1.5, 1.5), device=CPU), ceilings(CPU))
+    found = operations(step(op("long", 900, 900), op("short", 1.5, 1.5), device=CPU), ceilings(CPU))
     assert {o.name: o.verdict for o in found} == {"long": MEMORY, "short": LAUNCH}
 
 
@@ -80,7 +83,8 @@ def test_the_layers_of_one_operation_are_added_up() -> None:
 def test_each_operation_is_listed_with_its_verdict_and_its_numbers() -> None:
     for name in ("prefill", "decode", "cpu"):
         it, frame = measured(kernels(name), ViewState()), of(kernels(name))
-        listed = [text for text in texts(frame) if text[:1].isdigit() and "bound" in text]
+        listed = [mark.text for mark in frame.marks if mark.id.startswith("row:")]
+        assert set(listed) <= set(texts(frame))
         assert [text.split(":")[0] for text in listed] == [f"{i} {o.name}" for i, o in enumerate(it.ops, 1)]
         for text, o in zip(listed, it.ops):
             words = {LAUNCH: "launch-bound, host", MEMORY: "memory-bound,", COMPUTE: "compute-bound,"}[o.verdict]
@@ -97,7 +101,7 @@ def test_the_sentence_counts_the_verdicts() -> None:
     it = measured(kernels("decode"), ViewState())
     said = VIEW.summary(kernels("decode"), ViewState())
     assert f"of 11 operations {it.of(LAUNCH)} are launch-bound, {it.of(MEMORY)} memory-bound, {it.of(COMPUTE)} compute-bound" in said
-    assert said.startswith("Step 9 (11 decoded tokens)") and "busy" in said
+    assert said.startswith("Step 9 (11 decoded tokens)") and "the step 3.41 ms" in said
 
 
 def test_a_selected_operation_says_its_numbers_and_what_its_launches_hide() -> None:

@@ -242,6 +242,7 @@ def test_one_file_translates_the_shared_words_and_those_of_views(tmp_path, monke
     )
     monkeypatch.setattr(viz.words, "__path__", [*viz.words.__path__, str(tmp_path)])
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    catalogue._languages.cache_clear()
     try:
         frame = render(example_view.VIEW, scenario("one_step"), ViewState(language="qq"))
         assert (frame.title, frame.summary) == ("Größe", "5 in 0")
@@ -249,6 +250,7 @@ def test_one_file_translates_the_shared_words_and_those_of_views(tmp_path, monke
         assert words("qq")("nobody") == "niemand"
     finally:
         sys.modules.pop("viz.words.qq", None)
+        catalogue._languages.cache_clear()
         catalogue._catalogue.cache_clear()
 
 

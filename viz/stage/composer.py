@@ -30,7 +30,7 @@ Part = Callable[[Viewer], object]  # plain JSON for one viewer, None for nothing
 WORKERS = 2
 CACHED_PANELS = 96
 TIMELINE_EVERY = 0.4  # seconds; the scrubber reads whole tables
-PINNED_EVERY = 2.0  # seconds; a viewer in the past sees the same step however far the engine is
+PINNED_EVERY = 2.0  # seconds; a viewer in the past sees the same step however far the engine is, until a job finds something
 
 
 @dataclass(eq=False)
@@ -114,8 +114,9 @@ class Composer:
             await self._add_bins(sent, room, trace, header, arrays)
         except Exception as error:
             header["fault"] = f"The bars could not be drawn: {type(error).__name__}: {error}"[:400]
-        if fresh or following or time.monotonic() >= viewer.pinned_until:
-            viewer.pinned_until = time.monotonic() + PINNED_EVERY
+        found = trace.artifacts[-1] if trace.artifacts else None  # by a job: that changes also what is past
+        if fresh or following or found is not viewer.found or time.monotonic() >= viewer.pinned_until:
+            viewer.pinned_until, viewer.found = time.monotonic() + PINNED_EVERY, found
             header["panels"] = await self._drawn(sent, wanted, (room.name, version), trace, arrays)
         return encode(header, arrays)
 

@@ -46,6 +46,7 @@ class Viewer:
     next_at: float = 0.0
     seen: object = None  # the room's `now` when the last frames were composed
     pinned_until: float = 0.0
+    found: object = None  # the newest artifact of the room's trace, when its panels were composed last
     dirty: bool = True  # the viewer looks at something else now
     commands: int = 0  # in flight
     gone: bool = False

@@ -27,6 +27,7 @@ from viz.tiles import (
     Chosen,
     Matrix,
     Online,
+    a_step,
     chosen,
     differences,
     has_clock,
@@ -233,10 +234,8 @@ class _Picture:
             y1 = min(y1, y0 + len(of.blocks) * 3 * sheet.line)
         self.size = (room, y1 - y0)
         self.rows = stretched([1 if self._is_strip else block.num_q for block in of.blocks], y1 - y0, 14)
-        edges = sorted(
-            {0, of.keys, *range(0, of.keys, self.it.block_n), *(x for block in of.blocks for i in block.tiles for x in self._span(i))}
-        )
-        self.key_edges = np.array(edges, np.float64)
+        starts = {int(self.it.tiles["k_start"][i]) for block in of.blocks for i in block.tiles}
+        self.key_edges = np.array(sorted({0, of.keys, *range(0, of.keys, self.it.block_n), *starts}), np.float64)
         self.columns = stretched(np.diff(self.key_edges).tolist(), room, 14)
         self.axes |= sheet.data_axes(2, (0, room), (0, y1 - y0), (x0, x1, y0, y1))
         self.rasters.append(self._cells())
@@ -488,10 +487,9 @@ class _Picture:
         sheet, t, it = self.sheet, self.t, self.it
         found, end = differences(it), end_of(it)
         here = float(found[it.row_tiles.tolist().index(self.at.tile)])
-        if end is None:
-            said = [t(f"flash_tiles.curve.part{form}", n=it.num_splits) for form in ("", ".short")]
-        else:
-            said = [t(f"flash_tiles.curve{form}", here=number(here), end=number(end)) for form in ("", ".short", ".shorter")]
+        kind = "curve" if it.num_splits == 1 else "merged"
+        fields = {"here": number(here), "end": number(end) if end is not None else "?"}
+        said = [t(f"flash_tiles.{kind}{form}", **fields) for form in ("", ".short", ".shorter")]
         sheet.put(first_fit(sheet, x1 - x0, *said), x0, y0 + sheet.line / 2, "muted")
         if end is None or y1 - y0 < 1.5 * sheet.line:
             return
@@ -541,9 +539,10 @@ def offers(trace: Trace, state: ViewState, step: int, it: TileTrace | None) -> t
     found = []
     if it is None or it.step_id != step:
         layer = it.layer if it is not None else state.layer
-        found.append(_offer("step", t, [(t("flash_tiles.offer.step"), {"step": step, "layer": layer})]))
+        found.append(_offer("step", t, [(t("flash_tiles.offer.step"), a_step(trace, step, layer, state.selection))]))
     if it is not None:
         found += _again(trace, it, t)
+    found.append(_offer("next", t, [(t("flash_tiles.offer.next"), {"layer": state.layer if it is None else it.layer})]))
     return tuple(found)
 
 
@@ -564,11 +563,16 @@ def _again(trace: Trace, it: TileTrace, t: Words) -> list[Offer]:
         "sequence": list({name: {"seq_id": s} for s, name in names}.items()),
         "splits": [(t("flash_tiles.offer.splits.one", n=n), {"splits": n}) for n in SPLITS if n != it.num_splits] if is_decode else [],
     }
-    made = [_offer(name, t, [(text, same | change) for text, change in each]) for name, each in choices.items() if each]
+    made = [_offer(name, t, [(text, _with(same, change)) for text, change in each]) for name, each in choices.items() if each]
     return [
         replace(o, label=t("flash_tiles.offer.follow", who=o.choices[0][0])) if o.id == "sequence" and len(o.choices) == 1 else o
         for o in made
     ]
+
+
+def _with(same: Mapping[str, object], change: Mapping[str, object]) -> dict[str, object]:
+    """Another sequence has other positions: its last row is followed."""
+    return {key: value for key, value in same.items() if key != "position" or "seq_id" not in change} | dict(change)
 
 
 def _offer(name: str, t: Words, choices: list[tuple[str, dict[str, object]]]) -> Offer:
@@ -617,7 +621,7 @@ WORDS = {
     "flash_tiles.damaged": (
         "The tiles of this recording are damaged. Press “Trace this step's tiles” on the live engine to get those of step {step:,}."
     ),
-    "flash_tiles.interpreter": "{device}: Triton's interpreter, no SM and no time",
+    "flash_tiles.interpreter": "{device}: no SM and no time",
     "flash_tiles.difference": "{device}; log-probabilities differ by {difference} at most",
     "flash_tiles.plain": "plain softmax of the row, fp64 on the host",
     "flash_tiles.other_step": "These are tiles of step {step:,}; step {here:,} has not been traced.",
@@ -671,8 +675,9 @@ WORDS = {
     "flash_tiles.curve": "acc / l differs from plain softmax by {here}; at the end {end}",
     "flash_tiles.curve.short": "off plain softmax by {here}; at the end {end}",
     "flash_tiles.curve.shorter": "off plain softmax by {here}",
-    "flash_tiles.curve.part": "one of {n:,} splits: a second kernel merges the parts",
-    "flash_tiles.curve.part.short": "one of {n:,} splits",
+    "flash_tiles.merged": "splits so far, merged: off plain softmax by {here}; at the end {end}",
+    "flash_tiles.merged.short": "merged, off plain softmax by {here}; at the end {end}",
+    "flash_tiles.merged.shorter": "merged: off by {here}",
     "flash_tiles.kept_elsewhere": (
         "m, l and acc were kept for {who}'s token {position:,}, KV head {head}. Choose another request or head above to follow that one."
     ),
@@ -680,7 +685,7 @@ WORDS = {
     "flash_tiles.says.unknown": "The kernel kept m and l for another row: token {position:,}, head {head}.",
     "flash_tiles.says.unknown.short": "m and l were kept for token {position:,}, head {head}.",
     "flash_tiles.says.nothing": "The row sees no key of this tile: m, l and acc stay as they are.",
-    "flash_tiles.says.first": "First keys of this row: max {m}, and the sum of e^(score − max) is {l}. There is nothing to shrink yet.",
+    "flash_tiles.says.first": "First keys: max {m}, and the sum of e^(score − max) is {l}. There is nothing to shrink yet.",
     "flash_tiles.says.first.short": "First keys: max {m}, sum {l}.",
     "flash_tiles.says.kept": "max stays {m}: the old sum {l0} is kept, {added} is added: {l}.",
     "flash_tiles.says.kept.short": "max stays {m}; sum {l0} + {added} = {l}.",
@@ -693,6 +698,7 @@ WORDS = {
     "flash_tiles.legend.masked": "empty: computed, then masked",
     "flash_tiles.legend.skipped": "skipped: never visited",
     "flash_tiles.offer.step": "Trace this step's tiles",
+    "flash_tiles.offer.next": "Trace the next step",
     "flash_tiles.offer.tiles": "Tile sizes",
     "flash_tiles.offer.layer": "Layer",
     "flash_tiles.offer.layer.one": "layer {n}",
@@ -701,7 +707,7 @@ WORDS = {
     "flash_tiles.offer.sequence": "Request",
     "flash_tiles.offer.follow": "Follow {who}",
     "flash_tiles.offer.splits": "Splits",
-    "flash_tiles.offer.splits.one": "{n} × the keys in parts",
+    "flash_tiles.offer.splits.one": ("keys in {n} part", "keys in {n} parts"),
     "flash_tiles.summary": "The attention of {who} in layer {layer}, KV head {head}.",
     "flash_tiles.summary.end": "After the last tile it differs from plain softmax by {difference}.",
 }

@@ -26,6 +26,7 @@ from viz.words.catalogue import Words, cut, words
 TALK_US = (10.0, 100.0)  # the talk: an iteration of a Python loop
 NARROW = 46  # characters: below, the list is one line over the page
 MAX_CHOICES = 30
+MAX_LIST = 12  # kernels that are named at once: a panel has 40 texts
 TALL = 2.0  # lines a way, from which on its name stands above its time
 
 
@@ -159,7 +160,7 @@ class _Picture:
         sheet, names = self.sheet, [c.name for c in self.it.cards]
         at = names.index(self.it.card.name)
         sheet.put(self.t("kernel_page.list"), 12, 8 + sheet.line / 2, "muted", room=self.list_width)
-        top, most = 8 + sheet.line, min(int((sheet.height - 14) / sheet.line) - 1, 18)
+        top, most = 8 + sheet.line, min(int((sheet.height - 14) / sheet.line) - 1, MAX_LIST)
         shown = window(len(names), at, most)
         for i, place in enumerate(shown):
             y = top + (i + 0.5) * sheet.line
@@ -273,8 +274,8 @@ class _Picture:
         bottom = top + step * len(found)
         for i, way in enumerate(found):
             self._way(way, names[way.id], axis, (top + i * step, top + (i + 1) * step))
-        self._axis(axis, bottom)
         put_lines(sheet, lines, self.x0, bottom + 4 + sheet.line if tall else sheet.height - 6 - len(lines) * sheet.line)
+        self._axis(axis, bottom)  # last: the times stand beside their points too
 
     def _way_name(self, way: Way, share: float) -> str:
         n = int(positive(self.it.run.loop_iterations))
@@ -325,7 +326,7 @@ class _Picture:
         sheet, y = self.sheet, bottom + 2 + self.sheet.line / 2
         self.series.append(Series("axis", *np.array([[axis.start, axis.stop], [bottom, bottom]], np.float32), "line", Paint("muted"), 1.5))
         points: list[tuple[float, float]] = []
-        for us in axis.decades(min(max(int((axis.stop - axis.start) / (9 * sheet.advance)), 1), 5)):
+        for us in axis.decades(min(max(int((axis.stop - axis.start) / (9 * sheet.advance)), 1), 4)):
             at = axis(us)
             points += [(at, bottom), (at, bottom + 5), (np.nan, np.nan)]
             sheet.put(brief(us), at, y, "muted", anchor="center")
@@ -475,7 +476,7 @@ WORDS = {
     "kernel_page.error.short": "error {error} ≤ {tolerance} ✓",
     "kernel_page.error.over": "largest error {error}, more than the {tolerance} allowed: ✗",
     "kernel_page.error.over.short": "error {error} > {tolerance} ✗",
-    "kernel_page.error.unknown": "error not known",
+    "kernel_page.error.unknown": "error not measured",
     "kernel_page.time": "{time}{where}: {share} of the measured {which} ceiling, {ceiling}",
     "kernel_page.time.shorter": "{time}: {share} of {which} ({ceiling})",
     "kernel_page.time.no_ceiling": "{time}{where}; measure the ceilings to see how good that is",

@@ -136,7 +136,7 @@ def speeds(trace: Trace, it: TileTrace, t: Words) -> tuple[Speed, ...]:
         levels = [level for level in top.levels if len(level) == 3 and positive(level[2]) > top.copy_gbps]
         if levels:
             name, _, gbps = max(levels, key=lambda level: level[2])
-            found.append(Speed("level", visible(str(name))[:8], gbps, True))
+            found.append(Speed("level", visible(str(name)).partition(",")[0][:8], gbps, True))
     return (*found, *(Speed(*speed, False) for speed in TALK))
 
 
@@ -180,12 +180,12 @@ class _Picture:
             self._areas(12, sheet.width - 12, self.top, middle)
             self._table(12, sheet.width - 12, middle + 6, self.bottom)
         elif self.columns < WIDE or (self.bottom - self.top) / sheet.line >= BOTH_TABLES:
-            left = sheet.width - 12 - min((43 if self.columns > 74 else 29) * sheet.advance, sheet.width * 0.62)
+            left = sheet.width - 12 - min((45 if self.columns > 74 else 29) * sheet.advance, sheet.width * 0.62)
             self._areas(12, left - 24, self.top, self.bottom)
             end = self._table(left, sheet.width - 12, self.top, self.bottom)
             self._times(left, sheet.width - 12, end + sheet.line * 0.4, self.bottom)
         else:
-            times_at = sheet.width - 12 - 43 * sheet.advance
+            times_at = sheet.width - 12 - 45 * sheet.advance
             left = times_at - 33 * sheet.advance
             self._areas(12, left - 24, self.top, self.bottom)
             self._table(left, times_at - 4 * sheet.advance, self.top, self.bottom)
@@ -282,7 +282,7 @@ class _Picture:
         room = int((bottom - top) / sheet.line) - 1
         if room < 1:
             return top
-        right = min(x1, x0 + 43 * sheet.advance)
+        right = min(x1, x0 + 45 * sheet.advance)
         needed = sorted(PARTS, key=lambda p: ("scores", "p", "k", "v", "q", "o").index(p))[: max(room - 1, 0)]
         rows = [p for p in PARTS if p in needed]
         y = top + sheet.line / 2
@@ -326,16 +326,16 @@ class _Picture:
         y, right, name_room = top + sheet.line / 2, x1, x1 - x0 - 18.5 * sheet.advance
         sheet.put(t("memory_traffic.times"), x0, y, "muted", room=name_room)
         put_cells(sheet, [self._name(s) for s in SIDES], widths, right, y, "muted") if t.language == "en" else self._heads(widths, right, y)
-        for ident, name, gbps in rows:
-            if ident not in keep:
-                continue
+        rows = [row for row in rows if row[0] in keep]
+        full = {ident: f"{name} {rate(gbps * 1e9, 'B/s')}" for ident, name, gbps in rows}
+        whose = {ident: t(f"memory_traffic.{'here' if ident in ('copy', 'level') else 'talk'}", speed=full[ident]) for ident in full}
+        forms = next((f for f in (whose, full) if all(sheet.span(text) <= name_room for text in f.values())), {r[0]: r[1] for r in rows})
+        for ident, _, gbps in rows:
             y += sheet.line
-            full = f"{name} {rate(gbps * 1e9, 'B/s')}"
-            said = t(f"memory_traffic.{'here' if ident in ('copy', 'level') else 'talk'}", speed=full)
-            sheet.put(first_fit(sheet, name_room, said, full, name), x0, y, room=name_room)
+            sheet.put(forms[ident], x0, y, room=name_room)
             spent = {s: brief(takes(it.total(s), gbps)) for s in SIDES}
             put_cells(sheet, [spent[s] for s in SIDES], widths, right, y)
-            said = t("memory_traffic.mark.speed", name=full, **spent)
+            said = t("memory_traffic.mark.speed", name=full[ident], **spent)
             outline = "accent" if (chosen := self._speed()) is not None and chosen.id == ident else None
             self.marks.append(Mark(f"speed:{ident}", x0, x1, y - sheet.line / 2 + 1, y + sheet.line / 2 - 1, said, outline))
         if both:

@@ -11,6 +11,7 @@ Rejected: a verdict by the nearer roof alone (an operation that waits for its la
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -71,10 +72,19 @@ class Operation:
 
 
 def judged(op: Operation, top: Ceilings | None) -> str:
-    """launch: the host needs longer to launch it than the device to run it, or it is about as short as an empty launch.
-    Else by the lower ceiling at its intensity; unknown without ceilings or bytes."""
+    """launch: the host needs longer to launch it than the device to run it, it is about as short as an empty launch, or
+    its work is so little that the ceilings would do it in less than one. Else by the lower ceiling at its intensity;
+    unknown without ceilings or bytes."""
     launch = positive(top.launch_us) if top is not None else 0.0
-    return LAUNCH if op.host_us > op.device_us or op.device_us / op.calls <= NEAR_LAUNCH * launch else under(op, top)
+    is_short = op.device_us / op.calls <= NEAR_LAUNCH * launch
+    return LAUNCH if op.host_us > op.device_us or is_short or at_best(op, top) < launch else under(op, top)
+
+
+def at_best(op: Operation, top: Ceilings | None) -> float:
+    """µs that the ceilings need for the work of one call; infinite where it is not known."""
+    if top is None or not (op.flops or op.bytes):
+        return math.inf
+    return max(op.bytes / (top.copy_gbps * 1e3), op.flops / (top.matmul_tflops * 1e6)) / op.calls
 
 
 def under(op: Operation, top: Ceilings | None) -> str:
@@ -163,7 +173,8 @@ class _Picture:
         beside = sheet.width >= WIDE * sheet.advance
         listed = len(it.ops)
         if beside:
-            list_width = min(max(max((sheet.span(self._row(op)) for op in it.ops), default=0.0) + 1, 24 * sheet.advance), sheet.width * 0.48)
+            longest = max((sheet.span(self._row(op)) for op in it.ops), default=0.0) + 1
+            list_width = min(max(longest, 24 * sheet.advance), sheet.width * 0.48)
             self.list_box = (sheet.width - 12 - list_width, sheet.width - 12, self.top, self.bottom)
             right, low = self.list_box[0] - 20, self.bottom
         else:
@@ -401,8 +412,14 @@ def evidence(it: Measured, op: Operation, t: Words, verdict: str = "", short: bo
     if verdict == LAUNCH:
         each = {"host": brief(op.host_us / op.calls), "device": brief(op.device_us / op.calls) if op.device_us else "0 µs"}
         if op.host_us > op.device_us:
-            return "{host} > {device}".format(**each) if short else t("roofline.why.launch", **each)
-        return t("roofline.why.short", device=each["device"], launch=brief(it.top.launch_us))
+            number, _, unit = each["host"].partition(" ")
+            host = number if each["device"].endswith(f" {unit}") else each["host"]
+            return f"{host} > {each['device']}" if short else t("roofline.why.launch", **each)
+        launch = brief(it.top.launch_us)
+        if op.device_us / op.calls <= NEAR_LAUNCH * it.top.launch_us:
+            return t("roofline.why.short", device=each["device"], launch=launch)
+        work = brief(at_best(op, it.top))
+        return f"{work} < {launch}" if short else t("roofline.why.small", work=work, launch=launch)
     if verdict == COMPUTE:
         return t("roofline.why.compute", share=_share(op.flops_per_s, it.top.matmul_tflops * 1e12))
     if verdict == MEMORY:
@@ -418,12 +435,10 @@ def read_out(it: Measured, op: Operation, t: Words) -> tuple[str, ...]:
         "gbps": rate(op.bytes_per_s, "B/s"), "tflops": rate(op.flops_per_s, "FLOP/s"), "intensity": f"{op.intensity:.3g}",
         "verdict": t(f"roofline.verdict.{op.verdict}"), "why": evidence(it, op, t),
     }  # fmt: skip
-    said = [
-        t("roofline.read", **fields),
-        t("roofline.read.short", **fields),
-        "{name}: {device}, {gbps}, {tflops}; {verdict}".format(**fields),
-    ]
-    if op.verdict == LAUNCH and op.roof != UNKNOWN:
+    form = "roofline.read.call" if op.host_us == op.device_us else "roofline.read"  # a CPU's two clocks are one
+    shortest = "{name}: {device}, {gbps}, {tflops}; {verdict}".format(**fields)
+    said = [t(form, **fields), t(f"{form}.short", **fields), shortest]
+    if op.verdict == LAUNCH and op.host_us > op.device_us and op.roof != UNKNOWN:
         without = t("roofline.read.without", verdict=t(f"roofline.verdict.{op.roof}"), why=evidence(it, op, t, op.roof))
         said = [said[0] + without, said[0], said[1] + without, *said[1:]]
     return tuple(said)
@@ -505,6 +520,7 @@ WORDS = {
     "roofline.why.compute": "{share} of matmul",
     "roofline.why.launch": "host {host} > device {device}",
     "roofline.why.short": "{device}, a launch {launch}",
+    "roofline.why.small": "work {work} < launch {launch}",
     "roofline.word.memory": "memory",
     "roofline.word.compute": "compute",
     "roofline.word.launch": "launch",
@@ -518,13 +534,13 @@ WORDS = {
     "roofline.did.mixed": "{prefill:,} prompt and {decode:,} decoded tokens",
     "roofline.says": (
         "Step {step:,} ({did}): of {total:,} operations {launch:,} are launch-bound, {memory:,} memory-bound, {compute:,} compute-bound. "
-        "The device was busy {device} of {wall}."
+        "On the device they took {device}, the step {wall}."
     ),
     "roofline.says.short": "Step {step:,} ({did}): {launch:,} launch-bound, {memory:,} memory-bound, {compute:,} compute-bound operations.",
     "roofline.says.shorter": "Step {step:,}: {launch:,} launch-, {memory:,} memory-, {compute:,} compute-bound",
     "roofline.says.no_roof": (
         "Step {step:,} ({did}): {n:,} of {total:,} operations are launch-bound. Measure the ceilings to judge the others. "
-        "The device was busy {device} of {wall}."
+        "On the device they took {device}, the step {wall}."
     ),
     "roofline.says.no_roof.short": "Step {step:,}: {n:,} of {total:,} launch-bound. Measure the ceilings to judge the others.",
     "roofline.says.ceilings": "{device} copies at most {copy} and multiplies matrices at most at {matmul}.",
@@ -540,6 +556,11 @@ WORDS = {
         ),
     ),
     "roofline.read.short": "{name}: {device} on the device, {host} to launch; {gbps}, {tflops} at {intensity} FLOP/byte. {verdict}: {why}.",
+    "roofline.read.call": (
+        "{name}: {n:,} call, {device}; {size} and {flops}: {gbps}, {tflops} at {intensity} FLOP/byte. {verdict}: {why}.",
+        "{name}: {n:,} calls, {device}; {size} and {flops}: {gbps}, {tflops} at {intensity} FLOP/byte. {verdict}: {why}.",
+    ),
+    "roofline.read.call.short": "{name}: {device}; {gbps}, {tflops} at {intensity} FLOP/byte. {verdict}: {why}.",
     "roofline.read.without": " Without its launches: {verdict}, {why}.",
     "roofline.legend.point": "an operation, all layers",
     "roofline.legend.launch": "hollow: launch-bound",

@@ -22,7 +22,7 @@ from viz.layout import Sheet, message, too_small, visible
 from viz.measured import brief, first_fit, fit_lines
 from viz.select import identity
 from viz.theme import NUM_REQUEST_COLORS, percent, request_color
-from viz.tiles import has_clock, same_launch, shown, tile_traces
+from viz.tiles import a_step, has_clock, same_launch, shown, tile_traces
 from viz.view import Ask, Badge, Frame, Mark, Offer, Paint, Raster, Series, View, ViewState
 from viz.words.catalogue import Words, cut, words
 
@@ -177,9 +177,9 @@ def titles(of: Launch, t: Words) -> tuple[str, ...]:
     kind = t("sm_timeline.split", n=it.num_splits) if it.num_splits > 1 else t(f"sm_timeline.{it.kernel}")
     fields = {"kind": kind[:1].upper() + kind[1:], "n": of.programs, "tiles": len(it.tiles)}
     if not of.is_timed:
-        return tuple(t(f"sm_timeline.title.order{form}", **fields) for form in ("", ".short"))
+        return tuple(t(f"sm_timeline.launch.order{form}", **fields) for form in ("", ".short"))
     fields |= {"sms": of.num_sms, "time": brief(of.end / 1000), "waves": f"{of.waves:.1f}", "tail": percent(of.tail_share, 1)}
-    return tuple(t(f"sm_timeline.title{form}", **fields) for form in ("", ".short", ".shorter", ".shortest"))
+    return tuple(t(f"sm_timeline.launch{form}", **fields) for form in ("", ".short", ".shorter", ".shortest"))
 
 
 def sentences(found: tuple[Launch, ...], t: Words) -> tuple[str, ...]:
@@ -433,12 +433,14 @@ def offers(trace: Trace, state: ViewState, step: int, found: tuple[Launch, ...])
     if not found or found[0].it.step_id != step:
         layer = found[0].it.layer if found else state.layer
         label = t("sm_timeline.offer.step")
-        made.append(Offer("step", label, "tiles", ((label, {"step": step, "layer": layer}),)))
+        made.append(Offer("step", label, "tiles", ((label, a_step(trace, step, layer, state.selection)),)))
     if found and found[0].it.kernel == "flash_decode":
         known = {launch.it.num_splits for launch in found}
         same = same_launch(found[-1].it)
         choices = [(t("sm_timeline.offer.splits.one", n=n), same | {"splits": n}) for n in SPLITS if n not in known]
         made.append(Offer("splits", t("sm_timeline.offer.splits"), "tiles", tuple(choices)))
+    layer = found[0].it.layer if found else state.layer
+    made.append(Offer("next", t("sm_timeline.offer.next"), "tiles", ((t("sm_timeline.offer.next"), {"layer": layer}),)))
     return tuple(made)
 
 
@@ -482,23 +484,32 @@ WORDS = {
     "sm_timeline.damaged": (
         "The tiles of this recording are damaged. Press “Trace this step's tiles” on the live engine to get those of step {step:,}."
     ),
-    "sm_timeline.interpreter": "{device}: Triton's interpreter, no SM and no time",
+    "sm_timeline.interpreter": "{device}: no SM and no time",
     "sm_timeline.clock": "{device}: the GPU's own clock, in the traced kernel",
     "sm_timeline.clock.again": "{device}: the GPU's own clock, in a second run of the traced kernel",
     "sm_timeline.other_step": "These are tiles of step {step:,}; step {here:,} has not been traced.",
     "sm_timeline.other_step.short": "Tiles of step {step:,}",
     "sm_timeline.flash_prefill": "prefill",
-    "sm_timeline.flash_decode": "one part a key head",
-    "sm_timeline.split": ("{n:,} part a key head", "{n:,} parts a key head"),
-    "sm_timeline.title": "{kind}: {n:,} programs, {tiles:,} tiles on {sms:,} SMs in {time}; {waves} waves, the tail idles {tail}",
-    "sm_timeline.title.short": "{kind}: {n:,} programs on {sms:,} SMs in {time}; {waves} waves, tail {tail}",
-    "sm_timeline.title.shorter": "{n:,} programs, {time}, {waves} waves, tail {tail}",
-    "sm_timeline.title.shortest": "{time}, {waves} waves",
-    "sm_timeline.title.order": (
+    "sm_timeline.flash_decode": "keys in one part",
+    "sm_timeline.split": ("keys in {n:,} part", "keys in {n:,} parts"),
+    "sm_timeline.launch": (
+        "{kind}: {n:,} program, {tiles:,} tiles on {sms:,} SMs in {time}; {waves} waves, the tail idles {tail}",
+        "{kind}: {n:,} programs, {tiles:,} tiles on {sms:,} SMs in {time}; {waves} waves, the tail idles {tail}",
+    ),
+    "sm_timeline.launch.short": (
+        "{kind}: {n:,} program on {sms:,} SMs in {time}; {waves} waves, tail {tail}",
+        "{kind}: {n:,} programs on {sms:,} SMs in {time}; {waves} waves, tail {tail}",
+    ),
+    "sm_timeline.launch.shorter": (
+        "{n:,} program, {time}, {waves} waves, tail {tail}",
+        "{n:,} programs, {time}, {waves} waves, tail {tail}",
+    ),
+    "sm_timeline.launch.shortest": "{time}, {waves} waves",
+    "sm_timeline.launch.order": (
         "{kind}: {n:,} program, {tiles:,} tiles, in launch order",
         "{kind}: {n:,} programs, {tiles:,} tiles, in launch order",
     ),
-    "sm_timeline.title.order.short": ("{n:,} program, {tiles:,} tiles", "{n:,} programs, {tiles:,} tiles"),
+    "sm_timeline.launch.order.short": ("{n:,} program, {tiles:,} tiles", "{n:,} programs, {tiles:,} tiles"),
     "sm_timeline.says.order": (
         "Triton's interpreter ran these programs one after the other on a CPU: their order is known, an SM and a time do not exist."
     ),
@@ -534,6 +545,7 @@ WORDS = {
     "sm_timeline.legend.partly": "paler: partly masked",
     "sm_timeline.legend.idle": "SM idle",
     "sm_timeline.offer.step": "Trace this step's tiles",
+    "sm_timeline.offer.next": "Trace the next step",
     "sm_timeline.offer.splits": "Split the keys",
     "sm_timeline.offer.splits.one": ("in {n} part", "in {n} parts"),
 }
