@@ -53,7 +53,8 @@ class TileTrace:
         m, l, rescale: float32 [n, block_m]: after each tile, per row: running max (of the scaled, capped scores), running
             sum of exp(score − m), and exp(m before − m after). NaN outside `row_kv_head` and `row_seq_id`.
         row_seq_id, row_position, row_head: the chosen query row. row_kv_head = row_head * kv_heads // heads.
-        row_tiles: int32 [k]: indices into tiles that this row's program visited, in order.
+        row_tiles: int32 [k]: indices into tiles that this row's program visited, in order; split by split where its keys are
+            split. Each split has an m, l and acc of its own, and `plain` is what their combination must give.
         acc: float32 [k, head_dim]: the row's output accumulator after each of them, not yet divided by l.
         scores: float32 [keys]: its scaled, capped scores by key position; −inf where it may not look.
         plain: float32 [head_dim]: its output by plain softmax, fp64 on the host from the same q, K and V.
@@ -124,7 +125,8 @@ class KernelRun:
     (a Triton kernel on a CPU) or there is no such thing.
 
     `loop_us`: one iteration of the same operation as a Python loop; `loop_iterations`: how many the whole takes (their
-    product is computed, not measured, unless `loop_ran` equals it). `flops`, `bytes`: the SPEC's formulas.
+    product is computed, not measured, unless `loop_ran` equals it). `flops`, `bytes`: the SPEC's formulas. `max_error`:
+    NaN where our kernel did not run.
     `graph_us`: our kernel replayed in a CUDA graph (None without one).
     """
 
@@ -162,8 +164,10 @@ class Ceilings:
 
 @dataclass(frozen=True, slots=True)
 class OpTime:
-    """One operation of a profiled step. `start_us` since the step began. `device_us`: on the device; `host_us`: of the
-    host to launch it (on a CPU both are the call). `flops`, `bytes`: by formula from its shapes. `rows`: its tokens."""
+    """One operation of a profiled step, named by the kernel that was called, a matmul by its weight. `layer`: what follows
+    the last one has the number of layers. `start_us` since the first operation began. `device_us`: on the device;
+    `host_us`: of the host to launch it (on a CPU both are the call). `flops`, `bytes`: by formula from its shapes. `rows`:
+    its tokens."""
 
     name: str
     layer: int

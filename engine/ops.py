@@ -35,6 +35,7 @@ class Ops:
     decode_gate_up: Callable
     flash_prefill: Callable
     flash_decode: Callable
+    block_copy: Callable
     sample: Callable
     describe: Callable
     backend: str = "torch"

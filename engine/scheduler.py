@@ -15,6 +15,7 @@ are in engine/baselines.py. This file knows no tensors and decodes no text.
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -58,7 +59,8 @@ class _InFlight:
 class Scheduler:
     """The queue and the running set of one room.
 
-    Invariants: a sequence is in exactly one of `waiting`, `running` or ended; running ones hold a row each;
+    Invariants: a sequence is in exactly one of `waiting`, `running` or ended; both are in order of rank; running ones hold a
+    row each;
     computed + scheduled ≤ known tokens; a step's tokens stay within max_num_batched_tokens (except one
     prompt alone when chunked prefill is off).
 
@@ -171,6 +173,7 @@ class Scheduler:
         self.config = config
         self._rule = cache_rule(config.cache.mode)
         self.waiting.sort(key=self._rank)
+        self.running.sort(key=self._rank)
         for seq in list(self.waiting):
             if len(seq.tokens) > min(self.pool.capacity, self.config.max_model_len - 1):
                 self._finish(seq, FinishReason.ERROR)
@@ -265,6 +268,7 @@ class Scheduler:
             )
         assert all(s.num_computed == 0 and s.row is None for s in self.waiting), "a waiting sequence holds something"
         assert all(s.status is Status.RUNNING for s in self.running)
+        assert self.running == sorted(self.running, key=self._rank), "the running set is out of order"
         assert all(s.status in (Status.WAITING, Status.SIBLING) for s in self.waiting)
 
     # ---- running sequences ----
@@ -274,8 +278,8 @@ class Scheduler:
         return (first, *seq.order)
 
     def _running_order(self) -> list[Sequence]:
-        ranked = sorted(self.running, key=self._rank)
-        return sorted(ranked, key=lambda seq: seq.num_known - seq.num_computed > 1)
+        one = [seq for seq in self.running if seq.num_known - seq.num_computed <= 1]
+        return one if len(one) == len(self.running) else one + [seq for seq in self.running if seq.num_known - seq.num_computed > 1]
 
     def _continue(self, seq: Sequence, draft: _Draft) -> None:
         """Plan the next tokens of a running sequence, preempting lower ranks for pages if it must."""
@@ -287,7 +291,7 @@ class Scheduler:
             if short <= self.pool.num_pending:  # enough pages come back when the steps in flight settle
                 draft.wait(seq, WaitReason.NO_FREE_PAGES, self.pool.num_free + short, self.pool.num_free)
                 return
-            victim = max(self.running, key=self._rank)
+            victim = self.running[-1]
             draft.preempted.append(self._withdraw_and_preempt(victim, seq, draft))
             if victim is seq:
                 return
@@ -435,7 +439,7 @@ class Scheduler:
             self.waiting.remove(seq)
         seq.row = self._rows.take()
         seq.status = Status.RUNNING
-        self.running.append(seq)
+        bisect.insort(self.running, seq, key=self._rank)
 
     def _leave_running(self, seq: Sequence) -> None:
         self.running.remove(seq)

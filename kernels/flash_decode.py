@@ -127,11 +127,9 @@ def _flash_decode_kernel(
     stride_qt, stride_qh, stride_kp, stride_ks, stride_kh, stride_vp, stride_vs, stride_vh, stride_bt, stride_ot, stride_oh,
     HK: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, PAGE_SIZE: tl.constexpr, PARTS: tl.constexpr,
     MAX_QUERIES: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, TREE: tl.constexpr,
-    DIRECT: tl.constexpr, RETURN_LSE: tl.constexpr, TRACE: tl.constexpr, TIMED: tl.constexpr, PDL: tl.constexpr, BLOCK_B: tl.constexpr,
+    DIRECT: tl.constexpr, RETURN_LSE: tl.constexpr, TRACE: tl.constexpr, TIMED: tl.constexpr, PDL: tl.constexpr, SOON: tl.constexpr, BLOCK_B: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
 ):  # fmt: skip
-    if PDL:  # the merge may take its place on the GPU, where it waits for the end of this grid
-        gdc_launch_dependents()
     # neighbours in the launch order are the heads of one split: a page of all heads is one stretch of memory; splits come
     # last, since the later ones have the fewest keys
     rest = tl.program_id(0)
@@ -176,10 +174,16 @@ def _flash_decode_kernel(
         share = tl.cdiv(blocks, used) * BLOCK_N
         start += split * share
         stop = tl.minimum(start + share, key_high)
+        if PDL:  # the merge may take its place on the GPU now, and wait there; beside a long loop it would be in the way
+            soon = stop - start <= SOON * BLOCK_N
+            if soon:
+                gdc_launch_dependents()
 
         col_d = tl.arange(0, BLOCK_D)
         q_at = row.to(tl.int64) * stride_qt + head * stride_qh
-        wanted = active & (lane < tl.where(start < stop, BLOCK_M, 0))
+        wanted = active
+        if BLOCK_B > 0:  # many programs have no keys
+            wanted = active & (lane < tl.where(start < stop, BLOCK_M, 0))
         q_tile = tl.load(q + q_at[:, None] + col_d[None, :], mask=wanted[:, None] & (col_d < D)[None, :], other=0.0)
         k_head = k_cache + kv_head * stride_kh
         v_head = v_cache + kv_head * stride_vh
@@ -230,7 +234,10 @@ def _flash_decode_kernel(
             m = m_new
             v_at = v_head + (page * stride_vp + slot * stride_vs)[:, None] + col_v[None, :]
             v = tl.load(v_at, mask=readable[:, None] & (col_v < DV)[None, :], other=0.0)  # [BLOCK_N, BLOCK_DV]
-            acc = tl.dot(p.to(v.dtype), v, acc * rescale[:, None], input_precision="ieee")
+            if v.dtype == tl.float32:  # a tile's sum by itself, else a thread adds up all keys one after the other
+                acc = tl.fma(acc, tl.broadcast_to(rescale[:, None], acc.shape), tl.dot(p, v, input_precision="ieee"))
+            else:
+                acc = tl.dot(p.to(v.dtype), v, acc * rescale[:, None])
             page = page_ahead
             if TRACE:
                 tl.store(log_span + tile * 2, tl.maximum(block, key_low))
@@ -323,6 +330,7 @@ def _merge_splits_kernel(
             tl.store(lse + row * (HK * GROUP) + head, value)
 
 
+SOON = 8  # tiles of a program that ends so soon that the merge may be launched beside it
 TILES_ALONE = 64  # a program may have this many tiles to itself before splits are made for it
 CROWD = 8  # times as many programs as run at once, at most; most of them would find nothing to do
 
@@ -476,7 +484,7 @@ def _run(q, k_cache, v_cache, block_table, cu_seqlens_q, seq_lens, scale, max_qu
         *(log.chosen if log else (0, 0)), q.stride(0), q.stride(1), *k_cache.stride()[:3], *v_cache.stride()[:3],
         block_table.stride(0), out.stride(0), out.stride(1), **same, D=d, PAGE_SIZE=page_size, WINDOW=window or 0,
         TREE=tree is not None, DIRECT=splits == 1, TRACE=log is not None, TIMED=log is not None and q.is_cuda,
-        BLOCK_B=power_of_two(b) if by_length and splits > 1 else 0,
+        SOON=SOON, BLOCK_B=power_of_two(b) if by_length and splits > 1 else 0,
         BLOCK_M=plan.block_m, BLOCK_N=plan.block_n, BLOCK_D=block_d, num_warps=launch.num_warps, num_stages=launch.num_stages,
     )  # fmt: skip
     if splits > 1:

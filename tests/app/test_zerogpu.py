@@ -94,20 +94,25 @@ def prompt(tab: Tab, text: str, **args: object) -> dict:
 
 
 def trace(space, tab: Tab) -> Trace:
-    try:
-        with urllib.request.urlopen(f"{space[0]}glass/recording?viewer={tab.known['viewer']}", timeout=30) as answer:
-            return decode(answer.read())
-    except urllib.error.HTTPError:  # nothing has been recorded yet
-        return Trace()
+    deadline = time.monotonic() + 90
+    while True:
+        try:
+            with urllib.request.urlopen(f"{space[0]}glass/recording?viewer={tab.known['viewer']}", timeout=30) as answer:
+                return decode(answer.read())
+        except urllib.error.HTTPError as error:
+            if json.load(error)["code"] != "export_busy":  # nothing has been recorded yet
+                return Trace()
+        assert time.monotonic() < deadline, "so many recordings a minute are saved"
+        time.sleep(2)
 
 
 def rest(space, tab: Tab, reply: dict) -> Trace:
     """Until a request has ended and its burst is over; what was recorded."""
 
     def over() -> bool:
-        found = trace(space, tab)
-        mine = [i for i, info in found.sequences.items() if info.request_id == reply["request_id"]]
-        return bool(mine) and set(mine) <= set(found.finishes["seq_id"].tolist())
+        chips = tab.known.get("chips", {}).get("items", ())
+        mine = {chip["state"] for chip in chips if chip["request"] == reply["request_id"]}
+        return mine == {"finished"}
 
     until(over, 120)
     until(lambda: status(tab)["burst"] == "idle", 120)

@@ -8,6 +8,7 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
+from engine import recording
 from engine.artifacts import (
     FULL,
     PARTLY,
@@ -57,13 +58,13 @@ def make_tiles(step: int = 3, **changes: object) -> TileTrace:
 OPS = (
     OpTime("embedding", 0, 0.0, 1.5, 2.5, 0, 100, 4),
     OpTime("qkv", 0, 2.0, 7.25, 3.5, 2**52, 999, 4),
-    OpTime("embedding", 1, 9.5, 1, 2, 3, 4, 5),
+    OpTime("embedding", 1, 9.5, 1.0, 2.0, 3, 4, 5),
 )
 PROFILE = StepProfile(3, "device", "float32", 20.5, 3, 1, 2, OPS)
 CARD = KernelCard("silu_mul", "y = x", "text 火", "def ref", "def kernel", (("t64", "tokens 64"), ("t1", "tokens 1")), "")
 RUN = KernelRun("silu_mul", "t64", "tokens 64", "float16", "device", 1e-4, 1e-3, 5, 6, 7.5, None, 8.5, 9.5, 64, 64)
 NOT_RUN = replace(RUN, max_error=float("inf"), kernel_us=None, loop_us=None, loop_iterations=0, loop_ran=0)
-CEILINGS = Ceilings("device", "float32", 100.5, 1.25, 4.0, 0.02, (("L1, one core", 24576, 150.5), ("memory", 2**28, 20)))
+CEILINGS = Ceilings("device", "float32", 100.5, 1.25, 4.0, 0.02, (("L1, one core", 24576, 150.5), ("memory", 2**28, 20.0)))
 TRAFFIC = TrafficRun(3, 1, "flash_prefill", "device", 12.5, None)
 ALL = (make_tiles(), PROFILE, CARD, RUN, NOT_RUN, CEILINGS, TRAFFIC)
 
@@ -173,12 +174,21 @@ def test_a_tile_traces_numbers_out_of_range_are_refused(name, at, value):
     refused(tiles_with(name, at, value))
 
 
-@pytest.mark.parametrize("name", ["m", "row_tiles", "acc", "scores", "plain", "tiles"])
+@pytest.mark.parametrize("name", ["m", "row_tiles", "acc", "scores", "plain"])
 def test_a_tile_traces_arrays_of_other_lengths_are_refused(name):
     it = make_tiles()
     wrong = getattr(it, name)
     wrong = wrong[:, :-1] if name == "m" else wrong[:-1]
     refused(replace(it, **{name: wrong}))
+
+
+@pytest.mark.parametrize("name", ["sm", "seq_id", "l"])
+def test_a_tile_traces_columns_that_differ_in_length_are_refused(monkeypatch, name):
+    columns = recording.columns_of
+    monkeypatch.setattr(
+        recording, "columns_of", lambda artifact, at: {k: v[:-1] if k.endswith(f".{name}") else v for k, v in columns(artifact, at).items()}
+    )
+    refused(make_tiles())
 
 
 def test_tile_traces_that_would_unpack_to_too_much_are_refused():
@@ -215,8 +225,6 @@ def test_the_other_artifacts_words_out_of_range_are_refused(artifact, values):
     [((0, 0), 2.0), ((0, 0), 0.5), ((0, 0), -1.0), ((0, 1), 0.5), ((1, 2), np.nan), ((1, 3), -1.0), ((1, 5), 2.0**60), ((1, 7), 0.5)],
 )
 def test_a_profiles_numbers_out_of_range_are_refused(monkeypatch, at, value):
-    from engine import recording
-
     columns = recording.columns_of
 
     def changed(artifact, place):

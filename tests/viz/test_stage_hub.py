@@ -428,7 +428,7 @@ async def test_one_recording_is_opened_at_a_time_and_one_that_never_arrives_is_g
 
 
 def test_saving_and_pictures_are_counted_too(monkeypatch):
-    monkeypatch.setattr(export, "PER_MINUTE", 2)
+    monkeypatch.setattr(export, "SAVES_PER_MINUTE", 2)
     monkeypatch.setattr(export, "PICTURES_PER_MINUTE", 3)
     stage = setup()
     with stage.client.websocket_connect("/glass/ws") as ws:

@@ -41,13 +41,14 @@ from viz.view import View, ViewState, render
 MAX_STEPS = 300
 MAX_BYTES = 15_000_000
 PER_MINUTE = 6  # files that one person may have made
+SAVES_PER_MINUTE = 20  # recordings of one person
 PICTURES_PER_MINUTE, PICTURES_WAITING = 40, 20
 WIDTH, HEIGHT = 1280, 720  # a picture's layout; the browser draws it 1.5 times as large
 
 
-def routes(hub: Hub, desk: Desk) -> list[Route]:
-    """`desk`: where all files are made; pictures are quick and have their own."""
-    pictures = Desk(PICTURES_PER_MINUTE, line=PICTURES_WAITING)
+def routes(hub: Hub) -> list[Route]:
+    """Pictures are quick and have a desk of their own."""
+    desk, pictures = Desk(PER_MINUTE), Desk(PICTURES_PER_MINUTE, line=PICTURES_WAITING)
     paths = {"/glass/figure.json": (_figure, pictures), "/glass/export": (_export, desk), "/glass/trace.json": (_timeline, desk)}
     return [Route(path, _bound(hub, *what), methods=["GET"]) for path, what in paths.items()]
 

@@ -37,16 +37,16 @@ UPLOAD_SECONDS = 60.0  # what takes longer is given up: nobody else can open a r
 
 def routes(hub: Hub, *, with_page: bool = False) -> list[BaseRoute]:
     """What an application mounts. `with_page` adds the standalone page at /glass/ (a server without Gradio)."""
-    desk, uploads = export.Desk(export.PER_MINUTE), asyncio.Lock()
+    saves, uploads = export.Desk(export.SAVES_PER_MINUTE), asyncio.Lock()
     found: list[BaseRoute] = [
         WebSocketRoute("/glass/ws", lambda ws: _socket(hub, ws), name="glass-ws"),
         Route("/glass/poll", _of(hub, _poll), methods=["POST"]),
         Route("/glass/static/{name}", _static, methods=["GET"]),
         Route("/glass/plotly.min.js", _plotly, methods=["GET"]),
         Route("/glass/calculator", _of(hub, _calculator), methods=["GET"]),
-        Route("/glass/recording", _of(hub, _save, desk), methods=["GET"]),
+        Route("/glass/recording", _of(hub, _save, saves), methods=["GET"]),
         Route("/glass/recording", _of(hub, _open, uploads), methods=["POST"]),
-        *export.routes(hub, desk),
+        *export.routes(hub),
     ]
     if with_page:
         found.append(Route("/glass/", lambda _: HTMLResponse(page.standalone_page(hub.title)), methods=["GET"]))

@@ -27,7 +27,7 @@ from viz.view import Ask, Badge, Frame, Mark, Offer, Paint, Raster, Series, View
 from viz.words.catalogue import Words, cut, words
 
 _HUES = [request_color(i) for i in range(NUM_REQUEST_COLORS)] + [request_color(None)]
-_PAINTS = (*(p for hue in _HUES for p in (Paint(hue), Paint(hue, hatch="dots", alpha=0.55))), Paint("free", hatch="diagonal"))
+_PAINTS = (*(p for hue in _HUES for p in (Paint(hue), Paint(hue, hatch="dots", alpha=0.5))), Paint("free", hatch="diagonal"))
 _IDLE, _CLEAR = len(_PAINTS) - 1, 255
 SEPARATED = 5  # px of a tile, from which on it is drawn apart from the next
 MOST_PROGRAMS = 120  # marks of single programs; of more, one mark an SM
@@ -314,13 +314,32 @@ class _Picture:
         owner = np.repeat(np.arange(of.programs), np.diff(of.first_of, append=len(of.it.tiles)))
         row = of.it.tiles["sm"].astype(np.int64) * lanes + (of.places[owner] if lanes > 1 else 0)
         first, last = of.start * wide // self.end, -(-of.stop * wide // self.end)
-        for r, a, b, code in zip(row.tolist(), first.tolist(), last.tolist(), self._code(of).tolist()):
+        codes = self._code(of).tolist()
+        for r, a, b, code in zip(row.tolist(), first.tolist(), last.tolist(), codes):
             values[r, a : max(b, a + 1)] = code
+        self._letters(of, values)
+        for r, a, b in zip(row.tolist(), first.tolist(), last.tolist()):
             if b - a >= SEPARATED:
                 values[r, b - 1] = _CLEAR
         self.rasters.append(Raster(f"SMs {number + 1}", values, 0, self.end, 0, of.num_sms, _PAINTS, axes=self._pair(number)))
         self._names(of.num_sms, y0, y1)
         (self._program_marks if of.programs <= MOST_PROGRAMS else self._sm_marks)(number, of)
+
+    def _letters(self, of: Launch, values: np.ndarray) -> None:
+        """Each request's name where its cells leave room for it: on full tiles, else on any of its own, else on most."""
+        sheet, (x0, x1, y0, y1) = self.sheet, self.box
+        rows, cols = values.shape
+        high = max(int(np.ceil(sheet.font * 1.3 * rows / (y1 - y0))), 1)
+        for seq_id in sorted(of.tiles_of, key=lambda s: -of.tiles_of[s])[:NUM_REQUEST_COLORS]:
+            code, name = 2 * self.who.code(seq_id), cut(visible(self.trace.name(seq_id)), 6)
+            wide = max(int(np.ceil((sheet.span(name) + 4) * cols / (x1 - x0))), 1)
+            full, any_ = values == code, (values == code) | (values == code + 1)
+            for mask, least, ink in ((full, 1.0, f"on-{_HUES[code // 2]}"), (any_, 1.0, "ink"), (any_, 0.45, "ink")):
+                at = _room_in(mask, high, wide, least)
+                if at is not None:
+                    x, y = x0 + (at[1] + wide / 2) * (x1 - x0) / cols, y0 + (at[0] + high / 2) * (y1 - y0) / rows
+                    sheet.put(name, x, y, ink, anchor="center", weight=700)
+                    break
 
     def _names(self, count: int, y0: float, y1: float) -> None:
         """First and last SM, at the left."""
@@ -384,6 +403,7 @@ class _Picture:
         owner = np.repeat(np.arange(of.programs), counts)
         at = np.arange(len(owner)) - of.first_of[owner]
         values[tallest - 1 - at, owner] = self._code(of)
+        self._letters(of, values)
         self.rasters.append(Raster(f"launch {number + 1}", values, 0, of.programs, tallest, 0, _PAINTS, axes=self._pair(number)))
         sheet, half = self.sheet, self.sheet.font * 0.65
         sheet.put(self.t("sm_timeline.tiles", n=tallest), self.left - 8, y0 + half, "muted", anchor="right")
@@ -415,8 +435,23 @@ class _Picture:
         ]
         kinds = set(np.unique(of.it.tiles["kind"]).tolist())
         if PARTLY in kinds:
-            found.append(Paint("request-other", t("sm_timeline.legend.partly"), "dots", 0.55))
+            found.append(Paint("request-other", t("sm_timeline.legend.partly"), "dots", 0.5))
         return (*found, *([Paint("free", t("sm_timeline.legend.idle"), "diagonal")] if self.timed else []))
+
+
+def _room_in(mask: np.ndarray, high: int, wide: int, least: float) -> tuple[int, int] | None:
+    """(row, column) of a box of cells of which at least that share is set: of the fullest, the one nearest to their middle."""
+    rows, cols = mask.shape
+    if high > rows or wide > cols:
+        return None
+    sums = np.zeros((rows + 1, cols + 1), np.int32)
+    sums[1:, 1:] = mask.cumsum(0, dtype=np.int32).cumsum(1, dtype=np.int32)
+    inside = sums[high:, wide:] - sums[:-high, wide:] - sums[high:, :-wide] + sums[:-high, :-wide]
+    if inside.max(initial=0) < least * high * wide or not inside.max(initial=0):
+        return None
+    at = np.argwhere(inside == inside.max())
+    middle = at.mean(0)
+    return tuple(at[np.abs((at - middle) / (rows, cols)).sum(1).argmin()].tolist())
 
 
 def _nice(value: float) -> float:
