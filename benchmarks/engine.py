@@ -142,7 +142,51 @@ def paired_overhead(core: EngineCore, token_ids: list[tuple[int, ...]], pairs: i
     return differences
 
 
-ITEMS = {"batch1": batch1, "batch8": batch8, "tracing": tracing}
+@cache
+def quick_engine(device: str) -> EngineCore:
+    """Everything on: graphs captured, fused kernels, one step planned ahead."""
+    scheduler = SchedulerConfig(256, 8192, run_ahead=1)
+    core, _ = build_core(EngineConfig(ModelSource(device=device), CacheConfig(num_pages=8192, prefix_caching=False), scheduler))
+    while core.capture_next():
+        pass
+    return core
+
+
+def wall_tps(core: EngineCore, prompts: list[tuple[int, ...]], new: int) -> float:
+    """Tokens a second, wall clock from the step that gave the first token to the last one's."""
+    for ids in prompts:
+        core.add("", ids, SamplingParams(max_tokens=new, ignore_eos=True))
+    first, made = None, 0
+    while core.has_work:
+        record = core.step()
+        made += len(record.committed.accepted) if record else 0
+        if made and first is None:
+            first, given = time.perf_counter(), made
+    elapsed = time.perf_counter() - first
+    core.rooms["main"].recorder.drain()
+    return (made - given) / elapsed
+
+
+def graphs(report: Report, args: argparse.Namespace) -> None:
+    """Decoding by captured graphs, tracing on. CUDA only."""
+    device = settle_source(ModelSource(device=args.device)).device
+    if device == "cpu":
+        print("graphs: they are a GPU's")
+        return
+    core, g = quick_engine(device), torch.Generator().manual_seed(0)
+    random = lambda n: tuple(torch.randint(3, 40_000, (n,), generator=g).tolist())  # noqa: E731
+    wall_tps(core, [random(32)], 32)
+    report.add("batch1_tps", [wall_tps(core, [random(32)], 256) for _ in range(5)], "tok/s", target=2000, note="32 in, 256 out, tracing on")
+    for size, name in ((1, "graph_step_us"), (64, "graph_step_b64_us")):
+        report.add(name, core.runner.graphs.replay_us(size), "µs", higher_is_better=False, target=450 if size == 1 else None,
+                   note=f"replays of the graph of {size}, one after the other, as last used")  # fmt: skip
+    lengths = torch.randint(16, 256, (256,), generator=g).tolist()
+    wall_tps(core, [random(n) for n in lengths], 8)
+    runs = [wall_tps(core, [random(n) for n in lengths], 128) for _ in range(3)]
+    report.add("continuous256_tps", runs, "tok/s", target=60_000, note="256 requests at once, 16 to 255 in, 128 out, tracing on; from the first token")
+
+
+ITEMS = {"batch1": batch1, "batch8": batch8, "tracing": tracing, "graphs": graphs}
 
 if __name__ == "__main__":
     raise SystemExit(main("engine", ITEMS, lambda args: device_name(torch.device(settle_source(ModelSource(device=args.device)).device))))

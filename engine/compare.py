@@ -34,7 +34,7 @@ MAX_REQUESTS = 8
 MAX_SEQUENCES = 16
 MAX_STEPS = 2000  # of a run
 MAX_WORKS = 8000
-CACHE_CHANGED = "The comparison ended: the cache was set up anew meanwhile, by another block size or for another room. Start it again."
+ENGINE_CHANGED = "The comparison ended: a knob that all rooms share was turned, or the cache moved for another room. Start it again."
 _SAID = {
     ("mode", "paged"): "with paged blocks",
     ("mode", "none"): "without a cache",
@@ -170,7 +170,8 @@ class _Run:
     """One run of the requests in a scratch room, and what was counted in it.
 
     Invariant: between two slices the room's steps so far are in the lists; after the last one the room is closed. Its
-    cache is the one with which it began: a knob of the whole engine, or an arena that grows, may empty everybody's.
+    knobs and its cache are those with which it began: a knob of the whole engine, or an arena that grows, may change
+    everybody's.
     """
 
     def __init__(self, job: Job, config: EngineConfig, prompts: Sequence[Prompt], knob: str, value: str | bool) -> None:
@@ -192,8 +193,8 @@ class _Run:
         coming = list(self._prompts)
         most = sum(p.sampling.max_tokens * p.sampling.n for p in coming)
         while coming or room.has_work:
-            if room.scheduler.pool is not pool or room.config.cache.page_size != self._config.cache.page_size:
-                raise EngineError("compare_stopped", CACHE_CHANGED)
+            if room.scheduler.pool is not pool or room.config != self._config:
+                raise EngineError("compare_stopped", ENGINE_CHANGED)
             self._add(room, coming)
             record = self._job.core.step(room.name)
             if record is not None:

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
 TILES_S = 90.0
 INTERPRETED_S = 60  # of the child, for one request
-MAX_INTERPRETED = 4000  # tiles; 5 to 11 ms each, by their size (SmolLM2's heads, one core)
-FEW_TILES = 600  # above, the interpreter gets larger tiles unless somebody chose
+MAX_INTERPRETED = 1500  # tiles; 5 to 11 ms each, by their size, on a free core (SmolLM2's heads), 30 ms on a busy one
+FEW_TILES = 300  # above, the interpreter gets larger tiles unless somebody chose
 MAX_TRACE_BYTES = 32 * 2**20  # of one TileTrace
 MAX_LOG_BYTES = 2**30  # on the device
 MAX_AGAIN = {"cuda": 65_536, "cpu": 8_192}  # tokens to compute again

@@ -67,9 +67,12 @@ def decode_gate_up(
     before it on the stream lets its successor begin early, and so does this one."""
     check_tensor("x", x, (None, None))
     check_rows("x", x)
-    (b, k), n = x.shape, weight.shape[0] // 2
+    b, k = x.shape
     check_tensor("norm", norm, (k,), (x.dtype,))
-    check_tensor("weight", weight, (2 * n, k), (x.dtype,))
+    check_tensor("weight", weight, (None, k), (x.dtype,))
+    n = weight.shape[0] // 2
+    if weight.shape[0] % 2:
+        raise ValueError(f"weight has {weight.shape[0]} rows, must be an even number: gate, then up")
     if not eps >= 0:
         raise ValueError(f"eps is {eps}, must be >= 0")
     if bias is not None:

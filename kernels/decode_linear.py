@@ -64,8 +64,9 @@ def decode_linear(
     pdl: the kernel before it on the stream lets its successor begin early, and so does this one."""
     check_tensor("x", x, (None, None))
     check_rows("x", x)
-    (b, k), n = x.shape, weight.shape[0]
-    check_tensor("weight", weight, (n, k), (x.dtype,))
+    b, k = x.shape
+    check_tensor("weight", weight, (None, k), (x.dtype,))
+    n = weight.shape[0]
     check_tensor("residual", residual, (b, n), (x.dtype,))
     if bias is not None:
         check_tensor("bias", bias, (n,), (x.dtype,))

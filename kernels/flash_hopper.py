@@ -6,10 +6,11 @@ of K and V tiles; a page is a tile, a part of one, or several tiles. A consumer 
 the first: it starts q k^T of a tile and p v of the tile before, and computes the softmax while p v is still running. The
 two consumers take turns at starting their products, so that one's softmax runs beside the other's products.
 
-Measured and rejected (H200, 4x32x4096 causal, page 128, TFLOP/s for d = 128, unless said): a program per Q-block (501; the
-counter without turns 541, with turns 576); a fixed share of the Q-blocks for each program (406, unbalanced); keys in
-tiles of 64 (364); three consumers for d = 64 (358 against 387: registers spill). Triton's own pipelining gives 445: it
-waits for p v before the softmax.
+Measured on an H200 (4x32x4096 causal, TFLOP/s, cuDNN beside it): d = 128 576 with pauses between runs and 518 without,
+for the power limit sets the clock (cuDNN 517 to 546); d = 64 387 (413). Pages of 16 cost 8 % (d = 128) and 2 %: 32 small
+copies a tile, sent by one warp. Rejected there: a program per Q-block (501, 360); a fixed share of the Q-blocks for each
+program (406, 277: unbalanced); no turns (541, 366); tiles of 64 keys (364, 240); three consumers for d = 64 (358:
+registers spill). Triton's own pipelining gives 445 and 365: it waits for p v before the softmax.
 
 Deliberately does not know windows, soft caps and draft trees: flash_prefill's Triton kernel, its interpretable twin, has
 them.
@@ -101,7 +102,7 @@ def _load_tile(
     pages = ()
     for c in gl.static_range(CHUNKS):
         position = start + c * ROWS
-        pages = pages + (gl.load(table + position // PAGE_SIZE, mask=position < seq_len, other=0),)
+        pages = pages + (gl.load(table + position // PAGE_SIZE, mask=position < seq_len, other=0),)  # noqa: RUF005 (Gluon knows no *)
     mbarrier.wait(k_empty.index(stage), phase)
     mbarrier.expect(k_full.index(stage), BLOCK_N * D * 2)
     for c in gl.static_range(CHUNKS):
@@ -203,8 +204,9 @@ def _step(
     mbarrier.arrive(k_empty.index(stage), count=1)
     position = start + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, S))
     p, shrink, m, l = _softmax(x, m, l, exponent, row_position, position, seq_len, MASKED)
-    # Over since long. Its branch and l keep ptxas from waiting for acc before the exponentials
-    mbarrier.wait(v_full.index(before), phase)
+    if LATE:
+        # over since long: its branch keeps ptxas from waiting for acc before the exponentials
+        mbarrier.wait(v_full.index(before), phase)
     acc, l = warpgroup_mma_wait(0, deps=[acc_later, l])
     mbarrier.arrive(v_empty.index(before), count=1)
     acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, O))[:, None]
@@ -336,7 +338,7 @@ def _consume(
                 gl.store(lse + s_row.to(gl.int64) * HQ + s_head, value, mask=s_active)
 
 
-@gluon.jit(do_not_specialize=["t", "b", "blocks", "scale", "min_query_len", "k_ratio", "v_ratio"])
+@gluon.jit(do_not_specialize=["t", "b", "blocks", "scale", "min_query_len", "stride_bt", "k_ratio", "v_ratio"])
 def _flash_hopper_kernel(
     q, k_map, v_map, block_table, cu_seqlens_q, seq_lens, sinks, out, lse, counter, t, b, blocks, scale, min_query_len,
     stride_qt, stride_qh, stride_bt, k_ratio, v_ratio, stride_kh, stride_vh, stride_ot, stride_oh,
@@ -448,8 +450,8 @@ def launch(
 
 
 def _resources(d: int) -> dict[str, int | bool]:
-    """Tiles in the ring; whether p waits in fp32 (cheaper to carry, twice the registers); registers of a consumer's and of the
-    producer's threads: 504 in all."""
+    """Tiles in the ring; whether p is kept in fp32 until its product starts (fewer instructions, twice the registers, which
+    d = 128 has not); registers of a consumer's and of the producer's threads, 504 in all."""
     if d == 64:
         return {"STAGES": 3, "LATE": True, "REGISTERS": 232, "FEW": 40}
     return {"STAGES": 2, "LATE": False, "REGISTERS": 240, "FEW": 24}

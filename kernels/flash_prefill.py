@@ -8,6 +8,9 @@ run unmasked; a window's first ones and the last ones (diagonal, drafts) run mas
 heads alone, so a captured graph stays right when sequences grow. Programs start with a sequence's last Q-blocks, the
 heaviest, a few key heads at a time, whose keys then stay in L2.
 
+16-bit batches on a Hopper GPU without window, soft cap or drafts, nearly all of a step's work there, are
+kernels/flash_hopper.py's; a traced run and one with tile sizes of the caller's are this kernel's everywhere.
+
 Deliberately does not know who takes the sequences below min_query_len, nor what a step is.
 
 Rejected: a finite mask value as -inf (wrong for very negative scores), one program a query head (reads each page
@@ -37,6 +40,11 @@ from kernels.attention import (
 from kernels.common import check_tensor, check_written, power_of_two
 from kernels.spec import Bad, Case, KernelSpec
 from kernels.tile_log import TileLog
+
+try:
+    from kernels import flash_hopper
+except ImportError:  # a Triton without Gluon
+    flash_hopper = None
 
 HEADS_AT_ONCE = 8  # key heads whose Q-blocks run side by side
 
@@ -149,7 +157,7 @@ def _key_blocks(
     return m, l, acc
 
 
-@triton.jit(do_not_specialize=["t", "b", "blocks", "scale", "softcap", "min_query_len", "log_program", "log_lane"])
+@triton.jit(do_not_specialize=["t", "b", "blocks", "scale", "softcap", "min_query_len", "stride_bt", "log_program", "log_lane"])
 def _flash_prefill_kernel(
     q, k_cache, v_cache, k_map, v_map, block_table, cu_seqlens_q, seq_lens, sinks, tree_lens, tree_mask, tree_positions,
     out, lse, t, b, blocks, scale, softcap, min_query_len,
@@ -198,7 +206,7 @@ def _flash_prefill_kernel(
         if TREE:
             drafts = tl.load(tree_lens + s, mask=s < b, other=0)
             draft_start = seq_len - drafts
-            drafted = active & (drafts + lane > lane)
+            drafted = active & (drafts + lane > lane)  # a vector: the interpreter takes no scalar in a mask
             row_position = tl.load(tree_positions + row, mask=drafted, other=0) + tl.where(drafted, 0, row_position)
             bits = tl.load(tree_mask + row, mask=drafted, other=0)
             low_position = tl.min(tl.where(active, row_position, low_position), axis=0)
@@ -392,7 +400,12 @@ def flash_prefill(
         )
     out = torch.empty((t, hq, dv), dtype=q.dtype, device=q.device) if out is None else out
     lse = torch.empty((t, hq), dtype=torch.float32, device=q.device) if return_lse else None
-    if t > 0:
+    plain = window is None and softcap is None and tree is None and log is None and block_m is None and block_n is None
+    if t > 0 and plain and flash_hopper is not None and flash_hopper.fits(q, k_cache, v_cache, max_query_len):
+        flash_hopper.launch(
+            q, k_cache, v_cache, block_table, cu_seqlens_q, seq_lens, scale, sinks, out, lse, min_query_len
+        )  # fmt: skip
+    elif t > 0:
         wide, half = max(power_of_two(d), power_of_two(dv)), q.element_size() == 2
         k_map = v_map = None
         if q.is_cuda and d == dv:

@@ -216,7 +216,8 @@ def naive_attention_loop(
     for s, ((first, behind), length) in enumerate(zip(pairwise(cu_seqlens_q.tolist()), seq_lens.tolist())):
         for row in range(first, behind):
             position = length - behind + row
-            key = torch.arange(0 if window is None else max(0, position - window + 1), position + 1, device=q.device)
+            low = 0 if window is None else max(0, position - window + 1)
+            key = torch.arange(low, max(low, position + 1), device=q.device)
             if len(key):
                 at = (block_table[s, key // page_size].long(), key % page_size)
                 k, v = (cache[at].float().repeat_interleave(hq // hk, 1) for cache in (k_cache, v_cache))  # [keys, Hq, D]

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 import kernels
 from kernels.spec import KernelSpec
 
-HELPERS = frozenset({"spec", "registry", "common", "attention", "gemv", "tile_log"})
+HELPERS = frozenset({"spec", "registry", "common", "attention", "flash_hopper", "gemv", "tile_log"})
 
 
 def load_specs(package: str = kernels.__name__, path: Iterable[str] = tuple(kernels.__path__)) -> dict[str, KernelSpec]:

@@ -12,6 +12,10 @@ words that a model says; and never at later steps, which a live engine has not r
 preset starts with nothing in the prefix cache, and a beat is looked for from where the last one ended (after a
 prediction, from the step that decided it).
 
+A beat, and an answer, may stand on what a job of the engine makes (engine/artifacts.py): tiles of the step, a profile
+of the next one, a kernel's run, the ceilings. `moment` says at which step that is to be seen; a recording may bring it
+or not. Events know nothing of artifacts, so the same step is found with and without them.
+
 Sentences come from `say`: fields that are tuples are names ("A and B"), a Said is said first, in the same language.
 """
 
@@ -20,7 +24,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from engine.artifacts import Ceilings, KernelRun, StepProfile, TileTrace, of_kind
 from engine.trace import Trace
+from viz.tiles import sequence_of, tile_traces
 from viz.words.catalogue import Template, words
 
 Event = Callable[[Trace, int], bool]
@@ -29,6 +35,10 @@ Fields = Callable[[Trace, int], Mapping[str, object]]
 Decided = Callable[[Trace, int, int], bool]  # (trace, asked, a later step)
 Answer = Callable[[Trace, int, int], frozenset[str]]  # (trace, asked, decided)
 Outcome = Callable[[Trace, int, int], Mapping[str, object]]  # (trace, asked, decided)
+Shown = Callable[[Trace, int, int], str | None]  # (trace, asked, decided)
+Job = tuple[str, Mapping[str, object]]  # ("tiles", {"block_n": 16}): the engine's do_<job>; tiles are of the step found
+
+NEAR = 4  # steps within which a profile of the next step is to be found; a GPU's profiler may need one to begin
 
 
 def at_once(trace: Trace, step: int) -> bool:
@@ -72,8 +82,12 @@ class Predict:
             a request, where the panel has folded some), at least one is drawn, and at least one mark is wrong.
         reveal: words key of the sentence that states the answer.
         fields: numbers and names of the question, known when it is asked.
-        until: whether a step after the question decides it; by default the very next one does.
+        until: whether a step after the question decides it; by default the very next one does. None: the step itself
+            does, by an artifact of it.
         found: numbers and names of the reveal.
+        job: what the engine must make of the step that decides, before the answer is read.
+        views: what is on screen with the answer; () leaves the beat's.
+        select: which mark is selected then; None leaves the beat's.
     """
 
     question: str
@@ -81,8 +95,11 @@ class Predict:
     answer: Answer
     reveal: str
     fields: Fields = no_fields
-    until: Decided = next_step
+    until: Decided | None = next_step
     found: Outcome = nothing_found
+    job: Job | None = None
+    views: tuple[str, ...] = ()
+    select: Shown | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +123,9 @@ class Beat:
     select: which mark is selected then.
     fields: of `text`.
     compare: (knob, value, other value): rerun the last workload's requests in both modes (view "compare").
+    job: what the engine must make of the step that was found, before the beat is shown; of the sequence that is selected,
+        where one is. `fields`, `select` and the question are read once it is there, from the step where it is to be seen.
+        Where it cannot be made, nothing is said and nothing asked.
     """
 
     text: str
@@ -117,6 +137,7 @@ class Beat:
     predict: Predict | None = None
     try_this: TryThis | None = None
     compare: tuple[str, object, object] | None = None
+    job: Job | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +166,33 @@ def find(trace: Trace, event: Event, begin: int) -> int | None:
 
 
 def decided(trace: Trace, predict: Predict, asked: int) -> int | None:
-    """The step that answers a question which was asked at another; None if it has not come (yet)."""
+    """The step that answers a question which was asked at another; None if it has not come (yet). Its job is not looked at."""
+    if predict.until is None:
+        return asked
     return find(trace, lambda trace, step: predict.until(trace, asked, step), asked + 1)
+
+
+def moment(trace: Trace, job: Job, step: int, select: str | None = None) -> int | None:
+    """The step at which what a job made of a step is to be seen: that step, for a profile one after it. None: it was not
+    made."""
+    name, args = job
+    if name == "profile":
+        near = trace.rows("steps", step + 1, step + 1 if trace.last_step is None else trace.last_step)["step_id"][:NEAR].tolist()
+        return min((p.step_id for p in of_kind(trace, StepProfile) if p.ops and p.step_id in near), default=None)
+    if name == "tiles":
+        made = any(_is_of(it, args, sequence_of(select)) for it in tile_traces(trace) if it.step_id == step)
+    elif name == "kernel":
+        made = any(run.name == args["name"] and args.get("case") in (None, run.case) for run in of_kind(trace, KernelRun))
+    else:
+        made = name == "ceilings" and bool(of_kind(trace, Ceilings))
+    return step if made else None
+
+
+def _is_of(it: TileTrace, args: Mapping[str, object], seq_id: int | None) -> bool:
+    """Whether these arguments made it. A kernel may cut the keys into fewer parts than it was asked to."""
+    same = all(getattr(it, name) == args[name] for name in ("kernel", "block_m", "block_n", "layer") if name in args)
+    splits = args.get("splits", it.num_splits)
+    return same and (it.num_splits > 1) == (splits > 1) and seq_id in (None, it.row_seq_id)
 
 
 def say(chapter: Chapter, key: str, fields: Mapping[str, object], language: str = "en") -> str:

@@ -91,6 +91,24 @@ def long_prompt(trace: Trace, step: int) -> np.void | None:
     return rows[0] if len(rows) and others.any() else None
 
 
+def long_read(trace: Trace, step: int) -> np.void | None:
+    """The WORK row of the longest prompt that this step computed in one piece, from its first token on."""
+    rows = read(trace, step)
+    return longest(rows[rows["start"] == 0])
+
+
+def deep_chunk(trace: Trace, step: int, left: int = 1, at_least: int = 16) -> np.void | None:
+    """The WORK row of a chunk that stands on at least three times as many tokens, with `left` of its prompt to come."""
+    rows = reading(trace, step, left)
+    return longest(rows[(rows["num_tokens"] >= at_least) & (rows["start"] >= 3 * rows["num_tokens"])])
+
+
+def long_writer(trace: Trace, step: int) -> np.void | None:
+    """The WORK row of a decode whose prompt did not fit into one step."""
+    rows, budget = writing(trace, step), int(trace.step(step).step["token_budget"])
+    return longest(rows[_prompts(trace, rows) > budget])
+
+
 def all_write(trace: Trace, step: int) -> bool:
     """Whether everybody in the step writes, and two or more go on."""
     return len(going_on(trace, step)) >= 2 and len(writing(trace, step)) == len(computed(trace, step))

@@ -154,7 +154,9 @@ def test_an_example_takes_no_more_than_a_room_among_many_may_have(monkeypatch):
 
 def test_a_comparison_finds_its_pages_also_when_every_room_is_taken():
     config = for_many(make_config(), 3)
-    config = replace(config, cache=replace(CacheConfig(page_size=4), num_pages=config.cache.num_pages, arena_pages=config.cache.arena_pages))
+    config = replace(
+        config, cache=replace(CacheConfig(page_size=4), num_pages=config.cache.num_pages, arena_pages=config.cache.arena_pages)
+    )
     core = EngineCore(config, FakeRunner(arena_config(config)), FakeText)
     for name in "abc":
         core.open_room(name)

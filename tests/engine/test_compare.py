@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from engine.audience import LiveSource
-from engine.compare import CACHE_CHANGED, MAX_STEPS, check_pair, last_requests, with_rest
+from engine.compare import ENGINE_CHANGED, MAX_STEPS, check_pair, last_requests, with_rest
 from engine.config import arena_config, with_knob
 from engine.core import EngineCore
 from engine.errors import EngineError
@@ -175,9 +175,12 @@ def test_a_run_that_cannot_be_made_ends_with_a_sentence_and_gives_its_pages_back
 
 @pytest.mark.parametrize(
     ("change", "slices"),
-    [*(("another block size", n) for n in (1, 4, 12, 13, 16, 22)), *(("an arena that loses its contents", n) for n in (1, 4, 13, 16, 22))],
+    [
+        *((change, n) for change in ("another block size", "other kernels") for n in (1, 4, 12, 13, 16, 22)),
+        *(("an arena that loses its contents", n) for n in (1, 4, 13, 16, 22)),
+    ],
 )
-def test_a_cache_that_was_set_up_anew_meanwhile_ends_it_with_a_sentence(change, slices):
+def test_an_engine_that_was_changed_meanwhile_ends_it_with_a_sentence(change, slices):
     """In a warm-up, in a run or between two: the second run may not differ from the first in more than its knob."""
     core = make_core(pages=32, page_size=4)
     job = job_of(core, "mode", ("paged", "none"), prompts_of(5, 8))
@@ -185,13 +188,15 @@ def test_a_cache_that_was_set_up_anew_meanwhile_ends_it_with_a_sentence(change, 
         assert not job.advance()
     if change == "another block size":
         core.reconfigure(with_knob(core.config, "page_size", 8))
+    elif change == "other kernels":
+        core.reconfigure(with_knob(core.config, "fused", not core.config.runner.fused))
     else:
         core.runner.configure = lambda config, configure=core.runner.configure: configure(config) or False
         core.reconfigure(with_knob(core.config, "num_pages", 50))
     while not job.advance():
         pass
     job.close()
-    assert job.note == CACHE_CHANGED and not job.take_artifacts() and list(core.rooms) == ["main"]
+    assert job.note == ENGINE_CHANGED and not job.take_artifacts() and list(core.rooms) == ["main"]
     audit(core)
 
 

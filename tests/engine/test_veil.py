@@ -50,7 +50,9 @@ def test_a_text_whose_rows_the_ring_dropped_is_hidden_too(evicted):
 
 def test_also_where_nothing_else_of_the_request_is_left(evicted):
     sequences = {i: info for i, info in evicted.sequences.items() if i != 2}
-    trace = type(evicted)({t: getattr(evicted, t) for t in ("steps", "works", "tokens", "texts", "text_bytes")}, sequences, meta=evicted.meta)
+    trace = type(evicted)(
+        {t: getattr(evicted, t) for t in ("steps", "works", "tokens", "texts", "text_bytes")}, sequences, meta=evicted.meta
+    )
     assert SECRET[:3] not in veiled(trace, {2}).text_bytes.tobytes()
 
 

@@ -30,10 +30,14 @@ from triton.compiler import ASTSource
 
 from kernels import flash_decode as module
 from kernels.attention import attention_ref, make_inputs
+from kernels.block_copy import SPEC as BLOCK_COPY
 from kernels.flash_decode import MAX_QUERIES, SPEC, SPLIT_LIMIT, DecodePlan, flash_decode, locate, plan_decode
+from kernels.naive_attention import SPEC as NAIVE
+from kernels.naive_attention import naive_bytes
+from kernels.spec import Case, KernelSpec
 from kernels.tile_log import FULL, PARTLY, SKIPPED, TileLog, make_log
 from tests.kernels import traps
-from tests.kernels.harness import distance
+from tests.kernels.harness import as_tuple, distance
 
 ROOT = Path(__file__).parents[2]
 gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
@@ -247,21 +251,29 @@ def test_interpreted(interpreted: tuple[dict[str, dict], str], name: str) -> Non
     assert not results[name]["problems"], "\n".join(results[name]["problems"])
 
 
-@pytest.mark.parametrize("case", SPEC.cases, ids=lambda c: c.name)
-def test_the_loop_form_is_the_reference(case) -> None:
-    for lse in (False, True):
-        inputs = {**make_inputs("cpu", torch.float32, 0, **case.dims), "return_lse": lse}
-        loop, iterations = SPEC.loop(**inputs), 0
-        try:
-            while True:
-                next(loop)
-                iterations += 1
-        except StopIteration as stop:
-            got = stop.value
-        want = attention_ref(**inputs)
-        assert iterations == SPEC.loop_iterations(inputs)
-        for a, b in zip(got if lse else (got,), want if lse else (want,), strict=True):
-            assert distance(a, b) < 5e-6
+@pytest.mark.parametrize("spec, case", [pytest.param(x, c, id=f"{x.name}-{c.name}") for x in (SPEC, NAIVE, BLOCK_COPY) for c in x.cases])
+def test_the_loop_form_is_the_reference(spec: KernelSpec, case: Case) -> None:
+    ours, theirs = (spec.make_inputs("cpu", torch.float32, 0, **case.dims) for _ in range(2))
+    loop, iterations = spec.loop(**ours), 0
+    try:
+        while True:
+            next(loop)
+            iterations += 1
+    except StopIteration as stop:
+        got = as_tuple(stop.value)
+    assert iterations == spec.loop_iterations(ours)
+    assert all(distance(a, b) < 5e-6 for a, b in zip(got, as_tuple(spec.ref(**theirs)), strict=True))
+
+
+def test_naive_attention_moves_four_matrices_of_scores() -> None:
+    inputs = make_inputs("cpu", torch.float16, 0, "3:70 1:64 0:9", 4, 2, 16, dv=32, lse=False)
+    scores = 4 * (3 * 128 + 1 * 64)  # keys in whole blocks of 64
+    assert naive_bytes(inputs) == scores * (4 + 4 + 2 + 2) + 2 * (4 * 4 * 48 + (70 + 64) * 2 * 48)
+    # quadratic in a prompt's length; what has to be read and written is not
+    naive, least = (
+        [count(make_inputs("cpu", torch.float16, 0, f"{n}:{n}", 4, 2, 16)) for n in (512, 1024)] for count in (naive_bytes, SPEC.bytes)
+    )
+    assert naive[1] > 3.9 * naive[0] and least[1] < 2.1 * least[0]
 
 
 def plan(sequences: str, max_pages: int = 64, **more) -> DecodePlan:

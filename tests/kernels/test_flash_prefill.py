@@ -6,7 +6,6 @@ What needs Triton's interpreter runs in one child (`python -m tests.kernels.test
 from __future__ import annotations
 
 import ast
-import dataclasses
 import importlib.util
 import json
 import math
@@ -26,8 +25,11 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon._runtime import GluonASTSource
 
 import kernels.flash_prefill
+from kernels import flash_hopper
 from kernels.attention import attention_ref
 from kernels.flash_prefill import SPEC, PrefillPlan, find_lane, flash_prefill, plan_prefill
 from kernels.spec import Case
@@ -35,7 +37,8 @@ from kernels.tile_log import FULL, PARTLY, SKIPPED, TileLog, make_log
 from tests.kernels.harness import check_case, distance, nan_filled_outputs
 
 ROOT = Path(__file__).parents[2]
-needs_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
+HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+needs_hopper = pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
 
 SHAPE = {"hq": 4, "hk": 2, "d": 32}
 LOGGED = {  # dims of make_inputs, block_m, block_n
@@ -97,7 +100,7 @@ def online_softmax(x: np.ndarray, seen: np.ndarray, v: np.ndarray, tiles: list[t
 
 
 def fill_log(inputs: dict, block_m: int | None, block_n: int | None, row: int, head: int) -> tuple[PrefillPlan, TileLog, torch.Tensor]:
-    q, (_, page_size, hk, dv) = inputs["q"], inputs["v_cache"].shape
+    q, (_, _, hk, dv) = inputs["q"], inputs["v_cache"].shape
     plan = plan_prefill(
         q, inputs["v_cache"], len(inputs["seq_lens"]), inputs["max_query_len"], int(inputs["seq_lens"].max()), block_m, block_n
     )
@@ -182,7 +185,7 @@ def rows_of_others(device: str) -> list[str]:
         out = torch.full((19, 8, 40), 7.0, device=device)[:, ::2, 4:36]
         got, _ = flash_prefill(**inputs, out=out, min_query_len=least)
         expected = want.clone()
-        for s, (start, stop) in enumerate(pairwise(inputs["cu_seqlens_q"].tolist())):
+        for start, stop in pairwise(inputs["cu_seqlens_q"].tolist()):
             if stop - start < least:
                 expected[start:stop] = 7.0
         if got is not out or distance(out.contiguous(), expected) > 2e-5:
@@ -239,16 +242,86 @@ def test_the_interpreted_kernel_holds(interpreted: tuple[dict[str, list[str]], s
     assert not results[name], "\n".join(results[name][:5])
 
 
-class Compiled:
-    pytestmark = needs_gpu
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 @pytest.mark.parametrize("name", CHECKS)
 def test_the_compiled_kernel_holds(name: str) -> None:
     problems = CHECKS[name]("cuda")
     assert not problems, "\n".join(problems[:5])
+
+
+_ROWS = "1:33 5:40 17:17 1:1 3:16 200:200 130:300 5:3 1:0"
+HOPPER_CASES = [
+    Case(
+        f"d{d}_group_{group}_pages_{page_size}",
+        {"sequences": _ROWS, "hq": 2 * group, "hk": 2, "d": d, "page_size": page_size, **more},
+    )
+    for d in (64, 128)
+    for group, page_size, more in (
+        (1, 16, {"pad_rows": 3, "layers": 2}),
+        (1, 128, {"sinks": True}),
+        (4, 8, {}),
+        (3, 32, {"pad_rows": 2, "layers": 3, "sinks": True}),
+        (8, 64, {"lse": False}),
+    )
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("d, page_size, group", [(64, 16, 3), (128, 128, 1)])
+def test_the_hopper_kernel_compiles_into_three_roles(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, d: int, page_size: int, group: int
+) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    kernel = flash_hopper._flash_hopper_kernel
+    constants = {
+        "HQ": 2 * group, "HK": 2, "GROUP": group, "D": d, "PAGE_SIZE": page_size, "SINKS": True, "RETURN_LSE": True, "HEADS": 8,
+        "BLOCK_Q": 128 // group, "BLOCK_N": 128, **flash_hopper._resources(d),
+    }  # fmt: skip
+    shared = gl.NVMMASharedLayout(128, 16, rank=2)
+    types = dict.fromkeys(["q", "out"], "*bf16") | dict.fromkeys(["block_table", "cu_seqlens_q", "seq_lens", "counter"], "*i32")
+    types |= dict.fromkeys(["lse", "sinks"], "*fp32") | {"scale": "fp32"} | dict.fromkeys(constants, "constexpr")
+    types |= dict.fromkeys(["k_map", "v_map"], f"tensordesc<bf16[{page_size}, 64],{shared!r}>")
+    signature = {name: types.get(name, "i32") for name in kernel.arg_names}
+    source = GluonASTSource(kernel, signature, constants)
+    ptx = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4}).asm["ptx"]
+    # two consumers: q k^T of the first tile, of a masked and of an unmasked one; 16 bytes of d an instruction
+    assert ptx.count("wgmma.mma_async") == 2 * (3 * (d // 16) + 3 * 8)
+    assert f"setmaxnreg.inc.sync.aligned.u32 \t{flash_hopper._resources(d)['REGISTERS']}" in ptx
+    assert ptx.count("cp.async.bulk.tensor.2d") == 2 * 2 * (d // 64) * (128 // page_size)
+
+
+@pytest.mark.gpu
+@needs_hopper
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("case", HOPPER_CASES, ids=lambda case: case.name)
+def test_the_hopper_kernel_is_right(monkeypatch: pytest.MonkeyPatch, case: Case, dtype: torch.dtype) -> None:
+    launches = []
+    launch = flash_hopper.launch
+    monkeypatch.setattr(flash_hopper, "launch", lambda *args: launches.append(launch(*args)))
+    verdict = check_case(SPEC, case, dtype, "cuda")
+    assert launches and not verdict.problems, "\n".join(verdict.problems)
+
+
+@pytest.mark.gpu
+@needs_hopper
+def test_the_hopper_kernel_leaves_rows_of_others_and_can_be_captured() -> None:
+    inputs = SPEC.make_inputs("cuda", torch.bfloat16, 1, "1:330 150:300 2:17 200:700", 4, 2, 64, pad_rows=2, lse=False)
+    want = attention_ref(**inputs)
+    want[:1], want[151:153] = 7.0, 7.0
+    out = torch.full_like(want, 7.0)
+    flash_prefill(**inputs, out=out, min_query_len=3)
+    assert distance(out, want) < SPEC.tolerance[torch.bfloat16]
+    out.fill_(7.0)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        flash_prefill(**inputs, out=out, min_query_len=3)
+    for _ in range(2):
+        out.fill_(7.0)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert distance(out, want) < SPEC.tolerance[torch.bfloat16]
 
 
 @pytest.mark.parametrize("name", ["tree_all", "mixed_9_3_64", "sinks_without_keys", "softcap_window"])
@@ -276,7 +349,9 @@ def test_every_row_has_one_program_and_lane() -> None:
     assert plan.tiles == 6
 
 
-@pytest.mark.parametrize("argument, value", [("block_m", 8), ("block_m", 48), ("block_m", 256), ("block_n", 8), ("block_n", 100), ("min_query_len", 0)])
+@pytest.mark.parametrize(
+    "argument, value", [("block_m", 8), ("block_m", 48), ("block_m", 256), ("block_n", 8), ("block_n", 100), ("min_query_len", 0)]
+)
 def test_a_bad_size_is_named(argument: str, value: int) -> None:
     inputs = SPEC.make_inputs("cpu", torch.float32, 0, "9:9", 4, 2, 32)
     with pytest.raises(ValueError, match=rf"^{argument} is {value}"):
@@ -332,7 +407,16 @@ def compile_for_hopper(kernel: object, d: int, dtype: str, warps: int, trace: bo
         "RETURN_LSE": True, "PRECISE": dtype == "fp32", "MAPPED": False, "TRACE": trace, "TIMED": trace, "HEADS": 4, "BLOCK_Q": 32,
         "BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_D": block, "BLOCK_DV": block, **constants,
     }  # fmt: skip
-    pointers = {"q": dtype, "k_cache": dtype, "v_cache": dtype, "out": dtype, "block_table": "i32", "cu_seqlens_q": "i32", "seq_lens": "i32", "lse": "fp32"}
+    pointers = {
+        "q": dtype,
+        "k_cache": dtype,
+        "v_cache": dtype,
+        "out": dtype,
+        "block_table": "i32",
+        "cu_seqlens_q": "i32",
+        "seq_lens": "i32",
+        "lse": "fp32",
+    }
     if constants["SINKS"]:
         pointers["sinks"] = "fp32"
     if constants["TREE"]:
@@ -367,7 +451,9 @@ def instructions(compiled: object) -> list[str]:
         (32, "fp32", {"TREE": True, "BLOCK_N": 16}),
     ],
 )
-def test_tracing_leaves_the_untraced_kernel_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, d: int, dtype: str, more: dict) -> None:
+def test_tracing_leaves_the_untraced_kernel_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, d: int, dtype: str, more: dict
+) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     warps = 8 if d == 128 else 4
     ours = compile_for_hopper(kernels.flash_prefill._flash_prefill_kernel, d, dtype, warps, **more)

@@ -45,7 +45,9 @@ def test_a_request_that_ended_more_than_64_ends_ago_has_finished_and_does_not_wa
     assert card(many(), 81) == "CC  3 of 40 tokens"
 
 
-@pytest.mark.parametrize(("language", "said"), [("en", "A  has ended; how is no longer recorded"), ("ja", "A  終了済み（終わり方の記録なし）")])
+@pytest.mark.parametrize(
+    ("language", "said"), [("en", "A  has ended; how is no longer recorded"), ("ja", "A  終了済み（終わり方の記録なし）")]
+)
 def test_one_whose_end_a_full_ring_has_dropped_has_ended(language, said):
     trace = many()
     assert card(without(trace, trace.last_step - 20), 1, language=language) == said

@@ -78,11 +78,13 @@ def tile_trace(step: int, sequences: tuple[tuple[int, int, int], ...], shape: Sh
         _schedule(tiles, shape)
     made = TileTrace(
         step, shape.layer, "flash_decode" if is_decode else "flash_prefill",
-        "NVIDIA H200" if shape.sms else "x86-64 CPU, 2 threads (Triton interpreter)", "recomputed", 3.1e-4, "bfloat16" if shape.sms else "float32",
+        "NVIDIA H200" if shape.sms else "x86-64 CPU, 2 threads (Triton interpreter)", "recomputed", 3.1e-4,
+        "bfloat16" if shape.sms else "float32",
         shape.heads, shape.kv_heads, shape.head_dim, shape.page_size, shape.window, 0.0, shape.head_dim**-0.5,
         block_q, block_m, shape.block_n, shape.splits, float(tiles["stop_ns"].max()) / 1000, sequences, tiles,
         *(np.array(x, np.float32).reshape(len(tiles), block_m) for x in (m, l, rescale)),
-        who, position, shape.row_head, np.array(row_tiles, np.int32), np.array(acc, np.float32).reshape(-1, shape.head_dim), scores, plain,
+        who, position, shape.row_head, np.array(row_tiles, np.int32), np.array(acc, np.float32).reshape(-1, shape.head_dim),
+        scores, plain,
     )  # fmt: skip
     return replace(made, **changes)
 

@@ -50,6 +50,8 @@ class Place:
 
     def answer(self, trace: Trace, predict: Predict, decided: int) -> None:
         self.right, self.found = predict.answer(trace, self.step, decided), dict(predict.found(trace, self.step, decided))
+        if predict.select is not None:
+            self.select = predict.select(trace, self.step, decided)
         self.decided = decided
 
 

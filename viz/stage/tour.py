@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 
-from viz.chapter import Beat, Chapter
+from viz.chapter import Beat, Chapter, Job
 from viz.select import comparison, comparison_id
 from viz.stage.codec import encode
 from viz.stage.hub import Hub, Refused, failure_of
@@ -257,12 +257,28 @@ class Tour:
             await walk.return_to(run, talk.recorded)
         step = await walk.until(beat.until, begin)
         place = Place(run, talk.recorded, walk.trace.last_step or 0, missed=True, views=views, note="ui.chapter.missed")
+        if step is not None and beat.job is not None:
+            place.step, place.note = step, "ui.chapter.notRecorded" if talk.recorded else "ui.chapter.notMade"
+            at = await self._make(walk, beat.job, step, beat.select(walk.trace, step))
+            step = at
         if step is not None:
             place = Place(run, talk.recorded, step, views=views)
             await asyncio.to_thread(place.read, walk.trace, beat)
             await self._compare(walk, beat, place)
         talk.places[name, talk.beat] = place
         talk.show(None if step is None else await walk.seek(step), place.views, place.select)
+
+    async def _make(self, walk: Walk, job: Job, step: int, select: str | None) -> int | None:
+        """The step at which what a job made is to be seen; None where it was not made, which the page says."""
+        try:
+            return await walk.make(job, step, select)
+        except Left:
+            raise
+        except Exception as error:  # the talk goes on without it, but not without its engine
+            if getattr(error, "code", "") in ENGINE_GONE:
+                raise
+            walk.viewer.post(encode({"t": "error", **failure_of(error)}))
+            return None
 
     async def _compare(self, walk: Walk, beat: Beat, place: Place) -> None:
         """Run it, where there is an engine; a recording may bring its own."""
@@ -294,11 +310,17 @@ class Tour:
         await walk.return_to(place.run, place.recorded)
         talk.show(None, place.views, place.select)
         self._hub.touch(talk.room)
-        step = await walk.until(lambda trace, at: predict.until(trace, place.step, at), place.step + 1)
+        step, note = place.step, "ui.chapter.unanswered"
+        if predict.until is not None:
+            step = await walk.until(lambda trace, at: predict.until(trace, place.step, at), place.step + 1)
+        if step is not None and predict.job is not None:
+            note = "ui.chapter.notRecorded" if place.recorded else "ui.chapter.notMade"
+            step = await self._make(walk, predict.job, step, place.select)
         if step is None:
-            place.unanswered, place.note = True, "ui.chapter.unanswered"
+            place.unanswered, place.note = True, note
         else:
             await asyncio.to_thread(place.answer, walk.trace, predict, step)
+            place.views = self._known(predict.views) if predict.views else place.views
         talk.show(None if step is None else await walk.seek(step), place.views, place.select)
         self._ask(talk)
 

@@ -13,17 +13,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from engine.trace import Trace
-from viz.chapter import Event, find
+from viz.chapter import Event, Job, find, moment
 from viz.stage.hub import Hub, Refused
 from viz.stage.viewer import Viewer
+from viz.tiles import a_step
+from viz.view import OFFERED_JOBS
 
 POLL_S = 0.01
 QUIET_S = 0.15  # a run that was just paused may still report its last step
 ENDED_S = 0.4  # nobody is alive and no step came for so long: the run is over
 NO_ENGINE = ("loading", "dead", "closed")
+JOB_S = 60.0  # a kernel may have to be compiled, or interpreted
+READY_S = 10.0  # a GPU's profiler begins slowly
 
 
-GATED = ("preset", "live", "compare")  # what starts something; single steps are not counted as a person's commands
+GATED = ("preset", "live", "compare", *OFFERED_JOBS)  # what starts something; single steps are not counted as a person's commands
 
 
 class Ours(dict):
@@ -187,6 +191,35 @@ class Walk:
         finally:
             if fast and not self.viewer.gone and self.viewer.room == self.room:
                 await self.say("pace", value=self.speed.steps_per_s)
+
+    # ---- what a step leaves to be made ----
+
+    async def make(self, job: Job, step: int, select: str | None) -> int | None:
+        """Have a job done on a step, where an engine is and it was not done before; the step at which its artifact is to be
+        seen. None: a recording has none. Raises Refused."""
+        at = await asyncio.to_thread(moment, self.trace, job, step, select)
+        if at is not None or not self.is_live:
+            return at
+        name, args = job
+        await self.say(name, **(a_step(self.trace, step, 0, select) if name == "tiles" else {}), **args)
+        begun = time.monotonic()
+        if name == "profile":
+            await self._is_ready()
+            await self._step(self.trace.last_step)
+        while (at := await asyncio.to_thread(moment, self.trace, job, step, select)) is None:
+            status, spent = self.status, time.monotonic() - begun
+            if status.get("state") in NO_ENGINE:
+                raise Refused("engine_not_ready", "The engine is not running.")
+            if spent > JOB_S or (status.get("progress") is None and spent > ENDED_S):
+                raise Refused("not_made", "That could not be measured now. The talk goes on.")
+            await asyncio.sleep(POLL_S * 5)
+        return at
+
+    async def _is_ready(self) -> None:
+        """The job looks into the next step: it has begun to wait for it."""
+        begun = time.monotonic()
+        while not (self.status.get("progress") or {}).get("fraction") and time.monotonic() < begun + READY_S:
+            await asyncio.sleep(POLL_S)
 
     async def _wait(self, taken: int, left: int | None) -> None:
         try:

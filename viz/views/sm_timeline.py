@@ -376,8 +376,8 @@ class _Picture:
             row = it.tiles[i]
             count = (first[p + 1] if p + 1 < len(first) else len(it.tiles)) - i
             text = self.t(
-                "sm_timeline.mark.program", program=int(row["program"]), who=visible(self.trace.name(int(row["seq_id"]))), head=int(row["kv_head"]),
-                sm=int(of.sm[p]), n=count, time=brief(int(of.ends[p] - of.begins[p]) / 1000),
+                "sm_timeline.mark.program", program=int(row["program"]), who=visible(self.trace.name(int(row["seq_id"]))),
+                head=int(row["kv_head"]), sm=int(of.sm[p]), n=count, time=brief(int(of.ends[p] - of.begins[p]) / 1000),
             )  # fmt: skip
             y = float(of.sm[p]) + float(of.places[p]) / lanes
             box = (float(of.begins[p]), float(max(of.ends[p], of.begins[p] + self.end / 500)), y, y + 1 / lanes)

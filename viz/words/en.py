@@ -192,6 +192,7 @@ WORDS = {
     "error.no_room": "There is no space for another room. Wait until a room closes; the recording goes on.",
     "error.not_asked": "Nothing is being asked now. Go on to the next question.",
     "error.not_here": "You are not in this room any more. Reload the page.",
+    "error.not_made": "That could not be measured now. The talk goes on.",
     "error.not_offered": "Nobody offers you the host's role now.",
     "error.not_written": "{sentence} Choose another file or folder.",
     "error.not_yours": "Only the host may stop somebody else's request. You can stop your own.",
@@ -313,7 +314,7 @@ WORDS = {
     "phrase.said.burst_cut": "The burst ended before its requests did.",
     "phrase.said.burst_early": "The burst ended before the engine was there.",
     "phrase.said.compare_cache": (
-        "The comparison ended: the cache was set up anew meanwhile, by another block size or for another room. Start it again."
+        "The comparison ended: a knob that all rooms share was turned, or the cache moved for another room. Start it again."
     ),
     "phrase.said.burst_stopped": "The burst was stopped.",
     # the examples of the menu
@@ -486,6 +487,8 @@ WORDS = {
     "ui.chapter.unanswered": "This run ended before the answer came.",
     "ui.chapter.failed": "This beat could not be shown. Page Down goes on.",
     "ui.chapter.compareLive": "The comparison needs the live engine.",
+    "ui.chapter.notRecorded": "What this beat shows was not recorded. The live engine can measure it.",
+    "ui.chapter.notMade": "What this beat shows could not be measured now. Page Down goes on.",
     # people of a room
     "ui.people.title": "People",
     "ui.people.here": ("{n} person here", "{n} people here"),

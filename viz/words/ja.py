@@ -176,6 +176,7 @@ WORDS = {
     "error.no_recording": "この例の録画はなく、実行するエンジンもありません。別の例を選んでください。",
     "error.no_room": "新しいルームの空きがありません。どれかが閉じるまでお待ちください。録画は続きます。",
     "error.not_asked": "いまは質問がありません。次の質問に進んでください。",
+    "error.not_made": "いまは測定できませんでした。講演は先に進みます。",
     "error.not_here": "あなたはもうこのルームにいません。ページを再読み込みしてください。",
     "error.not_offered": "いまホストの役割は譲られていません。",
     "error.not_written": "書き込めませんでした。別のファイルかフォルダを選んでください。詳細：{sentence}",
@@ -307,7 +308,7 @@ WORDS = {
     "phrase.said.burst_cut": "リクエストが終わる前にバーストが終わりました。",
     "phrase.said.burst_early": "エンジンが用意される前にバーストが終わりました。",
     "phrase.said.compare_cache": (
-        "比較を中断しました。ブロックサイズの変更か別のルームのために、途中でキャッシュが作り直されました。もう一度始めてください。"
+        "比較を中断しました。全ルーム共通の設定が変更されたか、別のルームのためにキャッシュが移されました。もう一度始めてください。"
     ),
     "phrase.said.burst_stopped": "バーストを止めました。",
     # メニューの例
@@ -495,6 +496,8 @@ WORDS = {
     "ui.chapter.unanswered": "答えが出る前にこの実行は終わりました。",
     "ui.chapter.failed": "この場面を表示できませんでした。Page Downで先に進みます。",
     "ui.chapter.compareLive": "比較にはライブのエンジンが必要です。",
+    "ui.chapter.notRecorded": "この場面で見せるものは記録されていません。ライブのエンジンなら測定できます。",
+    "ui.chapter.notMade": "この場面で見せるものをいまは測定できませんでした。Page Downで先に進みます。",
     "ui.people.title": "参加者",
     "ui.people.here": "{n}人が参加中",
     "ui.people.role.host": "ホスト",
@@ -1291,6 +1294,50 @@ WORDS = {
     "kernel_page.document.text": "説明",
     "kernel_page.offer.run": "実行",
     "kernel_page.offer.ceilings": "上限を測る",
+    # ---- chapters: FlashAttention, kernels ----
+    "chapter.flash_attention.title": "FlashAttention",
+    "chapter.flash_attention.question": "スコアを一度も書き出さずに、なぜ正確なアテンションを計算できるのでしょうか。",
+    "chapter.flash_attention.tiles": (
+        "各トークンは自分とそれ以前のすべてを見ます。{who}の{n:,}行には{pairs:,}個のスコアが要り、FlashAttentionはそれをタイルに分けます。"
+    ),
+    "chapter.flash_attention.tiles.ask": "1つのプログラムは数行を受け持ち、そのタイルを訪れます。訪れるタイルが最も多くなる行をクリックしてください。",
+    "chapter.flash_attention.tiles.reveal": (
+        "{longest}の最後の行で、それぞれ{most:,}タイルでした。{who}のタイルのうち訪れたのは{n:,}、触れなかったのは{skipped:,}です。"
+    ),
+    "chapter.flash_attention.softmax": "追うのは{who}のトークン{position:,}です。{n:,}タイルに順に出会い、残すのは最大値と和とaccだけです。",
+    "chapter.flash_attention.softmax.ask": "より大きなスコアが来るたびに古い和は縮みます。この行の最終的な最大値を決めるタイルをクリックしてください。",
+    "chapter.flash_attention.softmax.reveal": "{of:,}タイル中{at:,}番目でした。キー{nth:,}のスコア{m}が最大です。{after}",
+    "chapter.flash_attention.after.none": "それより後のタイルで最大値は変わりませんでした。",
+    "chapter.flash_attention.after.shrunk": "それより前の{n:,}タイルの和は、この最大値に合わせて縮められました。",
+    "chapter.flash_attention.exact": "{n:,}タイルの最後で、acc ÷ lと通常のソフトマックスの差は{difference}です。丸め誤差だけで、近似ではありません。",
+    "chapter.flash_attention.traffic": "{who}の{n:,}行が{keys:,}個のキーを見ます。素朴な方法は{naive}（うち{scores}がスコアとP）、Flashは{flash}を動かします。",
+    "chapter.flash_attention.traffic.ask": "まもなく{who}はデコードに入り、{n:,}行が1行になります。それでも縮まない素朴な方法の部分をクリックしてください。",
+    "chapter.flash_attention.traffic.reveal": "KとVです。Kは{k0}から{k1}へ、スコアは{scores0}から{scores1}へ。1トークンでもキャッシュ全体を読みます。",
+    "chapter.flash_attention.traffic.try": "「1ステップの最大トークン数」を256にしてみましょう。KとVの各タイルをより多くの行が共有します。",
+    "chapter.flash_attention.splits": (
+        "デコード中：{programs:,}プログラムで、長いものは{tiles:,}タイルです。キーを{n:,}つに分けると{after:,}プログラム、最長{tiles_after:,}タイルになります。{time}"
+    ),
+    "chapter.flash_attention.time": "{before}が{after}になりました。",
+    "chapter.flash_attention.no_time": "GPUなら並んで走ります。",
+    "chapter.kernels.title": "カーネルとその上限",
+    "chapter.kernels.question": "このデバイスはどこまで速くなれて、ステップの各演算は何を待っているのでしょうか。",
+    "chapter.kernels.limits": "このデバイスの上限は、コピーが{copy}、行列積が{matmul}です。1バイトあたり{ridge} FLOPを下回ると、限界はメモリです。",
+    "chapter.kernels.page": "{what}{share}",
+    "chapter.kernels.ours": "{name}は{time}で終わり、毎秒のデータ量は{speed}でした。",
+    "chapter.kernels.torch": "ここにGPUはありません。torchの演算による{name}は{time}で、データ量は{speed}でした。",
+    "chapter.kernels.share": "コピーの上限の{share}です。",
+    "chapter.kernels.no_share": "そのデバイスの上限は測られていません。",
+    "chapter.kernels.loop": "Pythonのループなら1行に{each}、{n:,}行すべてで{whole}かかります。{whose}の{times}です。",
+    "chapter.kernels.whose.kernel": "このカーネル（{time}）",
+    "chapter.kernels.whose.torch": "torch（{time}）",
+    "chapter.kernels.decode": "1トークンのためにすべての重みを読みます。最も長いのは{op}で{time}、ステップ全体で{moved}を動かします。",
+    "chapter.kernels.decode.ask": "まもなく3件が同時に書きます。そのとき1バイトあたりのFLOPが増える（右に動く）演算をクリックしてください。",
+    "chapter.kernels.decode.reveal": "{what}など重みを読む演算です。{n:,}トークンが1回の読み込みを分け合い、1トークンあたり{moved0}が{moved1}になりました。",
+    "chapter.kernels.prefill": "1ステップで{tokens:,}トークン、大半はプロンプトです。{total:,}演算のうち{compute:,}は計算を、{memory:,}はメモリを待ちます。",
+    "chapter.kernels.prefill.ask": "後のチャンクは同じトークン数で、文章はより長くなります。仕事が増える演算をクリックしてください。",
+    "chapter.kernels.prefill.reveal": "{what}だけです。{flops0}が{flops1}になりました。ほかの演算は、文章の長さによらずトークンごとに働きます。",
+    "chapter.kernels.prefill.try": "「1ステップの最大トークン数」を256にしてみましょう。チャンクのトークンが増え、行列積が右に動きます。",
+    "chapter.kernels.verdicts": "{who}がデコード中です。{total:,}演算のうち{launch:,}は起動を、{memory:,}はメモリを、{compute:,}は計算を待ちます。",
 }
 
 
