@@ -292,7 +292,7 @@ def test_a_reveal_shows_the_tile_that_set_the_maximum(made: Runs) -> None:
     shown = scene.beat.predict.select(scene.trace, scene.step, scene.decided)
     assert shown in scene.answer
     frame = render(VIEWS["flash_tiles"], scene.trace, ViewState(step=scene.decided, selection=shown))
-    assert [mark.id for mark in frame.marks if mark.outline] == [shown]
+    assert [m.id for m in frame.marks if m.outline == "accent" and m.id.startswith("tile:")] == [shown]
 
 
 def test_attention_alone_has_more_to_do_for_a_later_chunk(made: Runs) -> None:
@@ -301,10 +301,10 @@ def test_attention_alone_has_more_to_do_for_a_later_chunk(made: Runs) -> None:
     assert {mark.split(":")[1] for mark in scene.answer} <= {"attention", "flash_prefill"}
 
 
-def test_more_writers_share_the_weights_and_norms_stay_where_they_are(made: Runs) -> None:
+def test_what_reads_weights_moves_right_with_more_writers_and_the_rest_stays(made: Runs) -> None:
     scene = next(s for s in play(CHAPTERS["kernels"], made) if s.beat.text.endswith(".decode"))
     named = {mark.split(":")[1] for mark in scene.answer}
-    assert {"qkv", "o", "gate_up", "down", "lm_head"} <= named and not named & {"rms_norm", "embedding", "silu_mul"}
+    assert {"qkv", "o", "gate_up", "down", "lm_head"} <= named and not named & {"embedding", "silu_mul", "rope", "sample"}
 
 
 # ---- what they are made of ----
