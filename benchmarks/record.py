@@ -24,7 +24,7 @@ from engine.tiles import past_step
 from engine.trace import Comparison, Trace
 from engine.workloads import WORKLOADS
 from viz.chapter import Beat, Job, decided, find, moment
-from viz.moments import all_write, long_read, long_writer
+from viz.moments import going_on, long_read, writing
 from viz.registry import load_chapters
 from viz.tiles import a_step
 
@@ -33,7 +33,7 @@ READY_S = 10.0
 KERNELS = ("silu_mul", "add_rms_norm", "flash_prefill", "flash_decode")  # runs beside those that chapters ask for
 EXTRA = (  # of a preset whose steps no chapter looks into
     Beat("", (), until=lambda trace, step: long_read(trace, step) is not None, job=("tiles", {})),
-    Beat("", (), until=lambda trace, step: all_write(trace, step) or long_writer(trace, step) is not None, job=("profile", {})),
+    Beat("", (), until=lambda trace, step: 0 < len(writing(trace, step)) == len(going_on(trace, step)), job=("profile", {})),
     Beat("", (), job=("tiles", {"kernel": "flash_decode", "splits": 1})),
     Beat("", (), job=("tiles", {"kernel": "flash_decode", "splits": 4})),
 )

@@ -23,9 +23,11 @@ from viz.stage.routes import routes
 from viz.stage.source import RecordingSource
 from viz.stage.tour import Tour
 from viz.stage.walk import Speed
+from viz.words.catalogue import words
 
 FAST = Speed(steps_per_s=1000, max_steps_per_s=1000, patience=0.6)
 RECORDINGS = Path(__file__).parents[2] / "assets" / "recordings"
+NOT_RECORDED = words("en")("ui.chapter.notRecorded")
 
 
 def make_steps(num_steps: int) -> Trace:
@@ -616,5 +618,8 @@ async def test_the_shipped_chapters_play_on_the_shipped_recordings():
         if seen and seen[-1] == where:
             break
         seen.append(where)
+        beat = chapters[told["chapter"]].beats[told["beat"]]
+        if told["note"] == NOT_RECORDED and (beat.job or (beat.predict and beat.predict.job)):
+            continue  # an old recording
         assert told["sentence"] and (told["phase"] == "here" or told["predict"]["right"]), (where, told.get("note"))
     assert seen == [(name, beat) for name, c in chapters.items() for beat in range(len(c.beats))]

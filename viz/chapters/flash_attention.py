@@ -200,7 +200,7 @@ WORDS = {
     f"{_OWN}exact": "After the last of {n:,} tiles acc ÷ l differs from plain softmax by {difference}: rounding, no approximation.",
     f"{_OWN}traffic": "{n:,} rows of {who} look at {keys:,} keys. Naive moves {naive}, {scores} of it scores and P; Flash asks for {flash}.",
     f"{_OWN}traffic.ask": "Soon {who} decodes: one row instead of {n:,}. Click a part of naive's bytes that will not shrink with it.",
-    f"{_OWN}traffic.reveal": "K and V: K went from {k0} to {k1}, scores from {scores0} to {scores1}. One token still reads the whole cache.",
+    f"{_OWN}traffic.reveal": "K and V: K {k0}, then {k1}; scores {scores0}, then {scores1}. Each new token reads the whole cache of its request.",
     f"{_OWN}traffic.try": "Set max_num_batched_tokens to 256: more rows share each tile of K and V.",
     f"{_OWN}splits": (
         "Decoding: {programs:,} program, up to {tiles:,} tiles long. With the keys in {n:,} parts: {after:,}, up to {tiles_after:,} long. {time}",

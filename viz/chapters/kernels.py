@@ -112,8 +112,8 @@ def _risen(trace: Trace, asked: int, decided: int) -> frozenset[str]:
 def _shared_by(trace: Trace, asked: int, decided: int) -> Mapping[str, object]:
     before, after = _at(trace, asked), _at(trace, decided)
     said = {"n": _tokens(after), "moved0": rate(_bytes_a_token(before), "B"), "moved1": rate(_bytes_a_token(after), "B")}
-    rises = [op.name for op, later in _both(trace, asked, decided) if later.intensity >= RISES * op.intensity > 0]
-    return said | {"what": rises[0]}
+    rises = [op for op, later in _both(trace, asked, decided) if later.intensity >= RISES * op.intensity > 0]
+    return said | {"what": max(rises, key=lambda op: op.bytes).name}
 
 
 def _reading(trace: Trace, step: int) -> Mapping[str, object]:

@@ -1312,7 +1312,7 @@ WORDS = {
     "chapter.flash_attention.exact": "{n:,}タイルの最後で、acc ÷ lと通常のソフトマックスの差は{difference}です。丸め誤差だけで、近似ではありません。",
     "chapter.flash_attention.traffic": "{who}の{n:,}行が{keys:,}個のキーを見ます。素朴な方法は{naive}（うち{scores}がスコアとP）、Flashは{flash}を動かします。",
     "chapter.flash_attention.traffic.ask": "まもなく{who}はデコードに入り、{n:,}行が1行になります。それでも縮まない素朴な方法の部分をクリックしてください。",
-    "chapter.flash_attention.traffic.reveal": "KとVです。Kは{k0}から{k1}へ、スコアは{scores0}から{scores1}へ。1トークンでもキャッシュ全体を読みます。",
+    "chapter.flash_attention.traffic.reveal": "KとVです。K：{k0}→{k1}、スコア：{scores0}→{scores1}。どの新しいトークンも自分のキャッシュ全体を読みます。",
     "chapter.flash_attention.traffic.try": "「1ステップの最大トークン数」を256にしてみましょう。KとVの各タイルをより多くの行が共有します。",
     "chapter.flash_attention.splits": (
         "デコード中：{programs:,}プログラムで、長いものは{tiles:,}タイルです。キーを{n:,}つに分けると{after:,}プログラム、最長{tiles_after:,}タイルになります。{time}"
@@ -1327,7 +1327,7 @@ WORDS = {
     "chapter.kernels.torch": "ここにGPUはありません。torchの演算による{name}は{time}で、データ量は{speed}でした。",
     "chapter.kernels.share": "コピーの上限の{share}です。",
     "chapter.kernels.no_share": "そのデバイスの上限は測られていません。",
-    "chapter.kernels.loop": "Pythonのループなら1行に{each}、{n:,}行すべてで{whole}かかります。{whose}の{times}です。",
+    "chapter.kernels.loop": "Pythonのループなら1行に{each}、{n:,}行すべてで{whole}かかります。{whose}の{times}の時間です。",
     "chapter.kernels.whose.kernel": "このカーネル（{time}）",
     "chapter.kernels.whose.torch": "torch（{time}）",
     "chapter.kernels.decode": "1トークンのためにすべての重みを読みます。最も長いのは{op}で{time}、ステップ全体で{moved}を動かします。",
