@@ -148,11 +148,11 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str:
-    """The checkout's commit; outside one what GLASS_COMMIT says, else "unknown"."""
+    """What GLASS_COMMIT says (a copied tree may lie in somebody else's checkout), else the checkout's commit, else "unknown"."""
     root = Path(__file__).resolve().parent.parent
     try:
-        return subprocess.run(
+        return os.environ.get("GLASS_COMMIT") or subprocess.run(
             ["git", "rev-parse", "--short", "HEAD"], cwd=root, capture_output=True, text=True, timeout=5, check=True
         ).stdout.strip()
     except (OSError, subprocess.SubprocessError):
-        return os.environ.get("GLASS_COMMIT", "unknown")
+        return "unknown"
