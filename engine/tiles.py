@@ -34,7 +34,7 @@ from engine.errors import EngineError
 from engine.plan import StepPlan, Work
 from engine.probe import Parts, StepProbe
 from engine.trace import Trace
-from engine.traced import KERNELS, MAX_QUERIES, Blocks, Operands, arrays_of, count_tiles, launch, plan, trace
+from engine.traced import KERNELS, MAX_QUERIES, Blocks, Operands, arrays_of, count_tiles, has_twin, launch, plan, trace
 from kernels.registry import load_specs
 
 if TYPE_CHECKING:
@@ -325,7 +325,8 @@ def traced_tiles(job: Job, asked: Asked, past: PastStep | None) -> Iterator[tupl
         if probe.operands is None:
             raise EngineError("trace_failed", f"Step {step_id} did not reach that layer.")
         if probe.traced is not None:
-            arrays, it, where = arrays_of(*probe.traced), probe.operands, device_name(core.runner.device)
+            arrays, it = arrays_of(*probe.traced), probe.operands
+            where = device_name(core.runner.device) + (" (Triton twin of the Gluon kernel)" if has_twin(it, probe.target.kernel) else "")
             yield 0.8, "Timing it"
             launch_us, naive_us = _times(it, probe.blocks)
             job.publish(TrafficRun(step_id, asked.layer, probe.target.kernel, where, launch_us, naive_us))

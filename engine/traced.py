@@ -15,7 +15,7 @@ import torch
 
 from engine.errors import EngineError
 from kernels.flash_decode import MAX_QUERIES, flash_decode, locate, plan_decode
-from kernels.flash_prefill import find_lane, flash_prefill, plan_prefill
+from kernels.flash_prefill import find_lane, flash_prefill, plan_prefill, takes_hopper
 from kernels.tile_log import TileLog, make_log
 
 KERNELS = ("flash_prefill", "flash_decode")
@@ -90,6 +90,12 @@ class Operands:
             self.window,
             self.softcap,
         )
+
+
+def has_twin(it: Operands, kernel: str) -> bool:
+    """Whether the engine's own launch runs another kernel than a traced one: Gluon's on Hopper, which is not traced."""
+    plain = it.window is None and it.softcap is None
+    return kernel == "flash_prefill" and plain and takes_hopper(it.q, it.k_cache, it.v_cache, max(it.queries))
 
 
 @dataclass(frozen=True)

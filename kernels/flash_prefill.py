@@ -374,6 +374,11 @@ def _check_extra(t: int, hq: int, dv: int, q: torch.Tensor, out: torch.Tensor | 
         raise ValueError(f"log must be a kernels.tile_log.TileLog, not {type(log).__name__}")
 
 
+def takes_hopper(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, max_query_len: int) -> bool:
+    """Whether a launch without window, softcap, tree, log and tile sizes of the caller's runs kernels/flash_hopper.py."""
+    return flash_hopper is not None and flash_hopper.fits(q, k_cache, v_cache, max_query_len)
+
+
 def flash_prefill(
     q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_table: torch.Tensor, cu_seqlens_q: torch.Tensor,
     seq_lens: torch.Tensor, scale: float, max_query_len: int, window: int | None = None, softcap: float | None = None,
@@ -401,7 +406,7 @@ def flash_prefill(
     out = torch.empty((t, hq, dv), dtype=q.dtype, device=q.device) if out is None else out
     lse = torch.empty((t, hq), dtype=torch.float32, device=q.device) if return_lse else None
     plain = window is None and softcap is None and tree is None and log is None and block_m is None and block_n is None
-    if t > 0 and plain and flash_hopper is not None and flash_hopper.fits(q, k_cache, v_cache, max_query_len):
+    if t > 0 and plain and takes_hopper(q, k_cache, v_cache, max_query_len):
         flash_hopper.launch(
             q, k_cache, v_cache, block_table, cu_seqlens_q, seq_lens, scale, sinks, out, lse, min_query_len
         )  # fmt: skip

@@ -1295,7 +1295,7 @@ WORDS = {
     "kernel_page.offer.run": "実行",
     "kernel_page.offer.ceilings": "上限を測る",
     # ---- chapters: FlashAttention, kernels ----
-    "chapter.flash_attention.title": "FlashAttention",
+    "chapter.flash_attention.title": "FlashAttentionの仕組み",
     "chapter.flash_attention.question": "スコアを一度も書き出さずに、なぜ正確なアテンションを計算できるのでしょうか。",
     "chapter.flash_attention.tiles": (
         "各トークンは自分とそれ以前のすべてを見ます。{who}の{n:,}行には{pairs:,}個のスコアが要り、FlashAttentionはそれをタイルに分けます。"
@@ -1322,14 +1322,14 @@ WORDS = {
     "chapter.kernels.title": "カーネルとその上限",
     "chapter.kernels.question": "このデバイスはどこまで速くなれて、ステップの各演算は何を待っているのでしょうか。",
     "chapter.kernels.limits": "このデバイスの上限は、コピーが{copy}、行列積が{matmul}です。1バイトあたり{ridge} FLOPを下回ると、限界はメモリです。",
-    "chapter.kernels.page": "{what}{share}",
+    "chapter.kernels.page": "1つのカーネル：{what}{share}",
     "chapter.kernels.ours": "{name}は{time}で終わり、毎秒のデータ量は{speed}でした。",
-    "chapter.kernels.torch": "ここにGPUはありません。torchの演算による{name}は{time}で、データ量は{speed}でした。",
+    "chapter.kernels.torch": "{name}はGPUなしのtorchの演算で{time}、データ量は{speed}でした。",
     "chapter.kernels.share": "コピーの上限の{share}です。",
     "chapter.kernels.no_share": "そのデバイスの上限は測られていません。",
     "chapter.kernels.loop": "Pythonのループなら1行に{each}、{n:,}行すべてで{whole}かかります。{whose}の{times}の時間です。",
     "chapter.kernels.whose.kernel": "このカーネル（{time}）",
-    "chapter.kernels.whose.torch": "torch（{time}）",
+    "chapter.kernels.whose.torch": "torchの演算（{time}）",
     "chapter.kernels.decode": "1トークンのためにすべての重みを読みます。最も長いのは{op}で{time}、ステップ全体で{moved}を動かします。",
     "chapter.kernels.decode.ask": "まもなく3件が同時に書きます。そのとき1バイトあたりのFLOPが増える（右に動く）演算をクリックしてください。",
     "chapter.kernels.decode.reveal": "{what}など重みを読む演算です。{n:,}トークンが1回の読み込みを分け合い、1トークンあたり{moved0}が{moved1}になりました。",
