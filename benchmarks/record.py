@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from engine.compare import last_requests
@@ -29,7 +29,7 @@ from viz.registry import load_chapters
 from viz.tiles import a_step
 
 PATIENCE_S = 180
-READY_S = 10.0
+READY_S = 10.0  # until the engine tells of a job: its first slice may be long
 KERNELS = ("silu_mul", "add_rms_norm", "flash_prefill", "flash_decode")  # runs beside those that chapters ask for
 EXTRA = (  # of a preset whose steps no chapter looks into
     Beat("", (), until=lambda trace, step: long_read(trace, step) is not None, job=("tiles", {})),
@@ -129,13 +129,12 @@ class _Camera:
             return at
         try:
             self.ask(job, step, select)
-            begun = time.monotonic()
             if job[0] == "profile":
+                begun = time.monotonic()
                 while not self._fraction and time.monotonic() < begun + READY_S:
                     time.sleep(0.01)
                 self.step()
-            while (at := moment(self.trace, job, step, select)) is None and not self._is_over(begun):
-                _within(begun, f"{self._room}: {job}")
+            at = self.wait(lambda: moment(self.trace, job, step, select))
         except EngineError as error:
             self.failed.append(f"{job} at step {step}: {error.sentence}")
             return None
@@ -153,19 +152,20 @@ class _Camera:
             args |= {"num_splits": args.pop("splits")} if "splits" in args else {}
         self._session.ask("job", room=self._room, name=name, args=args)
 
-    def wait(self) -> None:
-        """Until the job has ended."""
-        begun = time.monotonic()
-        while not self._is_over(begun):
+    def wait(self, made: Callable[[], int | None]) -> int | None:
+        """What `made` says once the job has ended; the engine takes no other before."""
+        begun, was_seen = time.monotonic(), False
+        while True:
+            is_seen = self._session.status(self._room).progress is not None
+            was_seen, at = was_seen or is_seen, made()
+            if not is_seen and (at is not None or was_seen or time.monotonic() > begun + READY_S):
+                return at
             _within(begun, f"{self._room}: a job")
 
     @property
     def _fraction(self) -> float:
         progress = self._session.status(self._room).progress
         return 0.0 if progress is None else progress.fraction
-
-    def _is_over(self, begun: float) -> bool:
-        return self._session.status(self._room).progress is None and time.monotonic() > begun + 0.4
 
 
 def _within(begun: float, what: str) -> None:
@@ -196,8 +196,7 @@ def record(session: Session, preset: str, failed: list[str] | None = None) -> Tr
             before = _num_comparisons(session.trace(preset))
             args = {"knob": knob, "values": values, "prompts": prompts, "names": names}
             session.ask("job", room=preset, name="compare", args=args)
-            camera.wait()
-            if _num_comparisons(session.trace(preset)) == before:
+            if camera.wait(lambda before=before: _num_comparisons(session.trace(preset)) - before or None) is None:
                 raise TimeoutError(f"{preset}: comparing {knob} made nothing. {session.status(preset).sentence}")
         if failed is not None:
             failed += camera.failed

@@ -141,7 +141,7 @@ def probe_step(core: EngineCore, points: tuple[str, ...] = POINTS, layers: tuple
         job.probe = Probe(frozenset(points), frozenset(layers))
         job.waits = True
         while job.record is None:
-            yield 0.0, "waiting for the next step"
+            yield 0.0, "Waiting for the next step"
 
     return Job(core, "probe", work)
 
@@ -150,7 +150,7 @@ def check_kernels(core: EngineCore) -> Job:
     """Each kernel in use against its reference again; KernelReports go into the trace."""
 
     def work(job: Job) -> Iterator[tuple[float, str]]:
-        yield 0.0, "checking kernels"
+        yield 0.0, "Checking kernels against their references"
         source = core.config.source
         for report in choose_ops(source.backend, core.runner.device, DTYPES[source.dtype])[1]:
             job.publish(report)

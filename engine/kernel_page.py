@@ -75,7 +75,8 @@ def chosen(
         raise EngineError("unknown_kernel", f"There is no kernel called {str(name)[:40]!r}.", name=str(name)[:40])
     kind = DTYPES.get(core.config.source.dtype if dtype is None else dtype if isinstance(dtype, str) else "")
     if kind is None or kind not in spec.tolerance:
-        raise EngineError("bad_shapes", f"{spec.name} runs in {', '.join(str(d)[6:] for d in spec.tolerance)}, not in {str(dtype)[:40]}.")
+        known, got = ", ".join(str(d)[6:] for d in spec.tolerance), str(dtype)[:40]
+        raise EngineError("bad_shapes", f"{spec.name} runs in {known}, not in {got}.", kernel=spec.name, dtypes=known)
     cases = (*spec.bench_cases, *spec.cases)
     if dims is not None:
         found = Case("chosen", _checked(spec, dims))
@@ -84,9 +85,11 @@ def chosen(
     else:
         found = next((c for c in cases if c.name == case), None)
         if found is None:
-            raise EngineError("unknown_case", f"{spec.name} has no case called {str(case)[:40]!r}.", name=str(case)[:40])
+            sentence = f"{spec.name} has no case called {str(case)[:40]!r}."
+            raise EngineError("unknown_case", sentence, kernel=spec.name, name=str(case)[:40])
     if found.dtypes and kind not in found.dtypes:
-        raise EngineError("bad_shapes", f"The case {found.name} runs in {', '.join(str(d)[6:] for d in found.dtypes)} only.")
+        known = ", ".join(str(d)[6:] for d in found.dtypes)
+        raise EngineError("bad_shapes", f"The case {found.name} runs in {known} only.", kernel=found.name, dtypes=known)
     _check_size(spec, found, kind, core.runner.device.type)
     return spec, found, kind
 
@@ -95,10 +98,11 @@ def _checked(spec: KernelSpec, dims: object) -> dict[str, object]:
     """Dimensions of somebody's own: known names, right types, nothing beyond all bounds."""
     known = list(inspect.signature(spec.make_inputs).parameters.values())[3:]
     if not isinstance(dims, Mapping) or any(name not in [p.name for p in known] for name in dims):
-        raise EngineError("bad_shapes", f"{spec.name} takes the dimensions {', '.join(p.name for p in known)}.")
+        names = ", ".join(p.name for p in known)
+        raise EngineError("bad_shapes", f"{spec.name} takes the dimensions {names}.", kernel=spec.name, dims=names)
     missing = [p.name for p in known if p.default is p.empty and p.name not in dims]
     if missing:
-        raise EngineError("bad_shapes", f"{spec.name} needs a value for {', '.join(missing)}.")
+        raise EngineError("bad_shapes", f"{spec.name} needs a value for {', '.join(missing)}.", kernel=spec.name, missing=missing)
     for p in known:
         if p.name not in dims:
             continue
@@ -110,7 +114,8 @@ def _checked(spec: KernelSpec, dims: object) -> dict[str, object]:
             "str": isinstance(value, str) and len(value) <= MAX_TEXT and (optional or bool(value.strip())),
         }.get(str(p.annotation), False)
         if not ok:
-            raise EngineError("bad_shapes", f"{p.name} of {spec.name} cannot be {str(value)[:40]!r}.", name=p.name)
+            got = str(value)[:40]
+            raise EngineError("bad_shapes", f"{p.name} of {spec.name} cannot be {got!r}.", kernel=spec.name, name=p.name, value=got)
     return dict(dims)
 
 
@@ -121,14 +126,15 @@ def _check_size(spec: KernelSpec, case: Case, dtype: torch.dtype, device: str) -
         size = input_bytes(spec, case.dims, dtype)
         flops = attention_size(case.dims, dtype.itemsize)[1] if "sequences" in case.dims else 0
     except Exception as error:
-        raise EngineError("bad_shapes", f"{spec.name} cannot be run on these shapes: {reason_of(error)}.") from error
+        sentence = f"{spec.name} cannot be run on these shapes: {reason_of(error)}."
+        raise EngineError("bad_shapes", sentence, kernel=spec.name, reason=reason_of(error)) from error
     most = MAX_INPUT_BYTES[device]
     if size > most:
         sentence = f"These shapes need {size / 2**20:,.0f} MiB; at most {most / 2**20:,.0f} MiB may be used here. Choose smaller ones."
-        raise EngineError("shapes_too_large", sentence, wanted=size, limit=most)
+        raise EngineError("shapes_too_large", sentence, mib=size // 2**20, limit=most // 2**20)
     if flops > MAX_FLOPS[device]:
         sentence = f"These shapes take {flops / 1e9:,.0f} GFLOP a run, which is too long here. Choose smaller ones."
-        raise EngineError("shapes_too_large", sentence, flops=flops)
+        raise EngineError("shapes_too_large", sentence, gflop=round(flops / 1e9))
 
 
 # ---- the job ----

@@ -140,6 +140,11 @@ class PagePool:
     def table(self, owner: int) -> list[int]:
         return self.tables.get(owner, [])
 
+    def is_own(self, owner: int, position: int) -> bool:
+        """Whether a token can be written there as things are: in a page that nobody else holds and nobody was offered."""
+        table, index = self.tables.get(owner, ()), position // self.page_size
+        return index < len(table) and self._refs[table[index]] == 1 and table[index] not in self._hash_of
+
     def match(self, hashes: Sequence[bytes]) -> list[int]:
         """Pages holding the longest run of these page hashes, from the first on."""
         found: list[int] = []

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from engine.request import FinishReason
 
@@ -27,8 +28,7 @@ class WaitReason(Enum):
     IN_FLIGHT = "in_flight"  # run-ahead: nothing to compute until an earlier step settles
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(NamedTuple):
     """A sequence's share of one step: tokens [start, start + num_tokens) of it are computed.
 
     Invariant: 1 ≤ num_tokens and start + num_tokens ≤ known tokens + tokens in flight.
@@ -101,8 +101,7 @@ class StepPlan:
         return sum(w.num_tokens for w in self.works)
 
 
-@dataclass(frozen=True, slots=True)
-class Sampled:
+class Sampled(NamedTuple):
     """One token that the device returned. Log-probabilities are of the raw logits (temperature 1)."""
 
     seq_id: int

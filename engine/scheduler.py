@@ -18,6 +18,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from engine.baselines import CacheRule, cache_rule
 from engine.config import Batching, EngineConfig, Policy
@@ -46,8 +47,7 @@ class _Draft:
         self.waiting[seq.seq_id] = Waiting(seq.seq_id, reason, needed, available)
 
 
-@dataclass(frozen=True, slots=True)
-class _InFlight:
+class _InFlight(NamedTuple):
     """What commit() must know of a planned work: `epoch` tells whether its pages are still the sequence's."""
 
     seq: Sequence
@@ -285,6 +285,9 @@ class Scheduler:
         """Plan the next tokens of a running sequence, preempting lower ranks for pages if it must."""
         todo = self._todo(seq, draft)
         if todo is None:
+            return
+        if todo == 1 and self.pool.is_own(seq.seq_id, seq.num_computed):  # most decodes
+            self._plan(seq, 1, draft)
             return
         end = seq.num_computed + todo
         while (short := self._pages_short(seq, end)) > 0:

@@ -112,7 +112,7 @@ def past_step(trace: Trace, step_id: int) -> PastStep:
     tokens = [_tokens_up_to(trace, seq_id, start + n) for seq_id, start, n in works]
     if any(t is None for t in tokens):
         sentence = f"Tokens that step {step_id} read are not in the record any more; choose a later step."
-        raise EngineError("not_recorded", sentence, step=step_id)
+        raise EngineError("not_recorded", sentence, step=step_id, lost=True)
     requests = {trace.sequences[seq_id].request_id: i for i, (seq_id, _, _) in enumerate(works)}  # samples share the first one's work
     own = {seq_id: i for i, (seq_id, _, _) in enumerate(works)}
     sampled = [
@@ -139,45 +139,49 @@ def check(core: EngineCore, asked: Asked, past: PastStep | None, room: str) -> N
     config = getattr(getattr(core.runner, "model", None), "config", None)
     if config is None:
         raise EngineError("no_model", "This engine has no model whose attention could be traced.")
-    _within("layer", asked.layer, config.num_layers)
-    _within("head", asked.head, config.num_heads)
+    _within("unknown_layer", "layers", asked.layer, config.num_layers)
+    _within("unknown_head", "heads", asked.head, config.num_heads)
     for name, most in (("block_m", MAX_TILE), ("block_n", MAX_TILE), ("num_splits", MAX_SPLITS)):
         value = getattr(asked, name)
         tile = name != "num_splits"
         least, rule = (16, f"a power of two from 16 to {most}") if tile else (1, f"a whole number from 1 to {most}")
         if value is not None and (not _whole(value) or not least <= value <= most or (tile and value & (value - 1))):
-            raise EngineError("bad_tiles", f"{name} must be {rule}, got {str(value)[:40]}.", name=name, rule=rule)
+            got = str(value)[:40]
+            raise EngineError("bad_tiles", f"{name} must be {rule}, got {got}.", name=name, rule=rule, value=got)
     if asked.kernel not in (None, *KERNELS):
-        raise EngineError("bad_tiles", f"There is no traced kernel called {str(asked.kernel)[:40]!r}.", name=str(asked.kernel)[:40])
+        raise EngineError("bad_tiles", f"There is no traced kernel called {str(asked.kernel)[:40]!r}.", kernel=str(asked.kernel)[:40])
     if asked.position is not None and not (_whole(asked.position) and asked.position >= 0):
         raise EngineError("unknown_position", "The position must be a whole number from 0 on.")
     if past is None:
         alive = core.rooms[room].scheduler if room in core.rooms else None
         here = () if alive is None else [s.seq_id for s in (*alive.running, *alive.waiting)]
         if asked.seq_id is not None and asked.seq_id not in here:
-            raise EngineError("unknown_sequence", f"Sequence {str(asked.seq_id)[:40]} is not running. Choose one that is.")
+            wrong = str(asked.seq_id)[:40]
+            raise EngineError("unknown_sequence", f"Sequence {wrong} is not running. Choose one that is.", sequence=wrong)
         return
+    step = past.step_id
     if asked.seq_id is not None and asked.seq_id not in [w[0] for w in past.works]:
-        raise EngineError("unknown_sequence", f"Sequence {str(asked.seq_id)[:40]} computed nothing in step {past.step_id}.")
+        wrong = str(asked.seq_id)[:40]
+        raise EngineError("unknown_sequence", f"Sequence {wrong} computed nothing in step {step}.", sequence=wrong, step=step)
     if not any(asked.fits(*work) for work in past.works):
         if asked.kernel == "flash_decode" and asked.position is None:
-            sentence = f"flash_decode takes at most {MAX_QUERIES} queries a sequence; in step {past.step_id} there were more."
-            raise EngineError("bad_tiles", sentence)
-        raise EngineError("unknown_position", f"Step {past.step_id} did not compute that position. Choose a row of this step.")
+            sentence = f"flash_decode takes at most {MAX_QUERIES} queries a sequence; in step {step} there were more."
+            raise EngineError("bad_tiles", sentence, step=step, limit=MAX_QUERIES)
+        raise EngineError("unknown_position", f"Step {step} did not compute that position. Choose a row of this step.", step=step)
     total, most = sum(map(len, past.token_ids)), MAX_AGAIN[core.runner.device.type]
     if total > most:
-        sentence = f"Step {past.step_id} stands on {total:,} tokens; at most {most:,} can be computed again here."
-        raise EngineError("step_too_large", sentence, num_tokens=total, limit=most)
+        sentence = f"Step {step} stands on {total:,} tokens; at most {most:,} can be computed again here."
+        raise EngineError("step_too_large", sentence, step=step, num_tokens=total, limit=most)
 
 
 def _whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _within(name: str, value: object, count: int) -> None:
+def _within(code: str, what: str, value: object, count: int) -> None:
     if not _whole(value) or not 0 <= value < count:
-        sentence = f"This model has {name}s 0 to {count - 1}; {str(value)[:40]} is not one of them."
-        raise EngineError(f"unknown_{name}", sentence, value=str(value)[:40], most=count - 1)
+        sentence = f"This model has {what} 0 to {count - 1}; {str(value)[:40]} is not one of them."
+        raise EngineError(code, sentence, value=str(value)[:40], most=count - 1)
 
 
 # ---- the probe ----

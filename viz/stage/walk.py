@@ -24,7 +24,7 @@ QUIET_S = 0.15  # a run that was just paused may still report its last step
 ENDED_S = 0.4  # nobody is alive and no step came for so long: the run is over
 NO_ENGINE = ("loading", "dead", "closed")
 JOB_S = 60.0  # a kernel may have to be compiled, or interpreted
-READY_S = 10.0  # a GPU's profiler begins slowly
+READY_S = 10.0  # until the engine tells of a job: its first slice may be long
 
 
 GATED = ("preset", "live", "compare", *OFFERED_JOBS)  # what starts something; single steps are not counted as a person's commands
@@ -202,18 +202,22 @@ class Walk:
             return at
         name, args = job
         await self.say(name, **(a_step(self.trace, step, 0, select) if name == "tiles" else {}), **args)
-        begun = time.monotonic()
         if name == "profile":
             await self._is_ready()
             await self._step(self.trace.last_step)
-        while (at := await asyncio.to_thread(moment, self.trace, job, step, select)) is None:
-            status, spent = self.status, time.monotonic() - begun
+        begun, was_seen = time.monotonic(), name == "profile"
+        while True:
+            status = self.status  # before the trace: what a job made comes not later than that it has ended
+            at = await asyncio.to_thread(moment, self.trace, job, step, select)
+            spent, is_seen = time.monotonic() - begun, status.get("progress") is not None
+            was_seen |= is_seen
+            if at is not None and (not is_seen or spent > JOB_S):  # the engine takes no other job before
+                return at
             if status.get("state") in NO_ENGINE:
                 raise Refused("engine_not_ready", "The engine is not running.")
-            if spent > JOB_S or (status.get("progress") is None and spent > ENDED_S):
+            if spent > JOB_S or (not is_seen and spent > (ENDED_S if was_seen else READY_S)):
                 raise Refused("not_made", "That could not be measured now. The talk goes on.")
             await asyncio.sleep(POLL_S * 5)
-        return at
 
     async def _is_ready(self) -> None:
         """The job looks into the next step: it has begun to wait for it."""
