@@ -36,6 +36,9 @@ MAX_LIVE = 32  # prompts of one room at a time
 MAX_STOPS, MAX_STOP = 4, 100  # stop strings of a prompt, characters of one
 MAIN = "main"
 ENDED = "This room was idle and has ended. Type a sentence to start a new one."
+KERNEL_KNOBS = ("cuda_graphs", "fused")
+NEEDS_KERNELS = "needs the Triton kernels and a GPU"  # why a knob is greyed
+SHARED = "the same for all rooms of this public page"
 ROOM_BYTES = 24 * 2**20  # of records, in a room among many
 PAGES_BYTES = 72 * 2**20  # 96 blocks of the default model in float32
 MAX_ENDED = 500  # closed rooms that are remembered
@@ -184,16 +187,24 @@ class LiveSource:
                 entry["compare"] = [list(pair) for pair in pairs]  # with the value that it has first
             if knob.cost is Cost.FLUSH:
                 entry["note"] = "running requests recompute their cache"
-            if self._is_fixed(name):
-                entry["why"] = "the same for all rooms of this public page"
+            why = self._why_fixed(name)
+            if why:
+                entry["why"] = why
             found[name] = entry
         return found
 
     def _config(self, room: str) -> EngineConfig:
         return self.session.config_of(room) if room in self.session.rooms else self.session.config
 
-    def _is_fixed(self, knob: str) -> bool:
-        return self.hosting is not None and KNOBS[knob].scope is Scope.ENGINE
+    def _why_fixed(self, knob: str) -> str:
+        """Why a knob cannot be turned here; "" if it can."""
+        if self._lacks_kernels(knob):
+            return NEEDS_KERNELS
+        return SHARED if self.hosting is not None and KNOBS[knob].scope is Scope.ENGINE else ""
+
+    def _lacks_kernels(self, knob: str) -> bool:
+        """Whether it concerns Triton kernels only, and the torch references run. Nobody knows where a GPU is lent later."""
+        return knob in KERNEL_KNOBS and self.session.meta.get("backend") == "torch"
 
     def _most(self, knob: str) -> int:
         """A room among many may not take the others' blocks."""
@@ -266,7 +277,7 @@ class LiveSource:
     def _within_limits(self, workload: Workload) -> Workload:
         """An example with no more than a room among many may have."""
         knobs = {name: min(value, self._most(name)) if _is_int(value) else value for name, value in workload.knobs.items()}
-        return replace(workload, knobs={name: value for name, value in knobs.items() if not self._is_fixed(name)})
+        return replace(workload, knobs={name: value for name, value in knobs.items() if not self._why_fixed(name)})
 
     def do_compare(self, room: str, args: Mapping[str, object]) -> None:
         """The room's last requests again in two modes: {"knob", "values"}; a Comparison comes in its trace. Where nothing
@@ -326,7 +337,9 @@ class LiveSource:
     def _check_knob(self, room: str, name: str, value: object) -> EngineConfig:
         """The room's config with a knob turned. Raises EngineError for what cannot be."""
         changed = with_knob(self._config(room), name, value)
-        if self._is_fixed(name):
+        if self._lacks_kernels(name):
+            raise EngineError("knob_needs_kernels", f"{name} needs the Triton kernels, and here their torch references run.", name=name)
+        if self._why_fixed(name):
             raise EngineError("knob_fixed", f"{name} is the same for all rooms of this public page. It cannot be changed here.", name=name)
         if _is_int(value) and value > self._most(name):
             most = self._most(name)

@@ -100,9 +100,9 @@ def _checked(spec: KernelSpec, dims: object) -> dict[str, object]:
     if not isinstance(dims, Mapping) or any(name not in [p.name for p in known] for name in dims):
         names = ", ".join(p.name for p in known)
         raise EngineError("bad_shapes", f"{spec.name} takes the dimensions {names}.", kernel=spec.name, dims=names)
-    missing = [p.name for p in known if p.default is p.empty and p.name not in dims]
+    missing = ", ".join(p.name for p in known if p.default is p.empty and p.name not in dims)
     if missing:
-        raise EngineError("bad_shapes", f"{spec.name} needs a value for {', '.join(missing)}.", kernel=spec.name, missing=missing)
+        raise EngineError("bad_shapes", f"{spec.name} needs a value for {missing}.", kernel=spec.name, missing=missing)
     for p in known:
         if p.name not in dims:
             continue
@@ -131,7 +131,7 @@ def _check_size(spec: KernelSpec, case: Case, dtype: torch.dtype, device: str) -
     most = MAX_INPUT_BYTES[device]
     if size > most:
         sentence = f"These shapes need {size / 2**20:,.0f} MiB; at most {most / 2**20:,.0f} MiB may be used here. Choose smaller ones."
-        raise EngineError("shapes_too_large", sentence, mib=size // 2**20, limit=most // 2**20)
+        raise EngineError("shapes_too_large", sentence, mib=-(-size // 2**20), limit=most // 2**20)
     if flops > MAX_FLOPS[device]:
         sentence = f"These shapes take {flops / 1e9:,.0f} GFLOP a run, which is too long here. Choose smaller ones."
         raise EngineError("shapes_too_large", sentence, gflop=round(flops / 1e9))

@@ -139,8 +139,8 @@ def check(core: EngineCore, asked: Asked, past: PastStep | None, room: str) -> N
     config = getattr(getattr(core.runner, "model", None), "config", None)
     if config is None:
         raise EngineError("no_model", "This engine has no model whose attention could be traced.")
-    _within("unknown_layer", "layers", asked.layer, config.num_layers)
-    _within("unknown_head", "heads", asked.head, config.num_heads)
+    _within("unknown_layer", asked.layer, config.num_layers)
+    _within("unknown_head", asked.head, config.num_heads)
     for name, most in (("block_m", MAX_TILE), ("block_n", MAX_TILE), ("num_splits", MAX_SPLITS)):
         value = getattr(asked, name)
         tile = name != "num_splits"
@@ -178,9 +178,9 @@ def _whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _within(code: str, what: str, value: object, count: int) -> None:
+def _within(code: str, value: object, count: int) -> None:
     if not _whole(value) or not 0 <= value < count:
-        sentence = f"This model has {what} 0 to {count - 1}; {str(value)[:40]} is not one of them."
+        sentence = f"This model has {code.removeprefix('unknown_')}s 0 to {count - 1}; {str(value)[:40]} is not one of them."
         raise EngineError(code, sentence, value=str(value)[:40], most=count - 1)
 
 

@@ -22,6 +22,7 @@ class FakeSession:
 
     def __init__(self, pages: int = 96) -> None:
         self.config = make_config(pages)
+        self.meta: dict[str, object] = {"backend": "triton"}
         self.burst = None
         self.refusing = ""
         self.rooms: tuple[str, ...] = ()
@@ -150,6 +151,33 @@ def test_an_example_takes_no_more_than_a_room_among_many_may_have(monkeypatch):
     assert session.workload.knobs == {k: v for k, v in {**TEACHING, "num_pages": 40}.items() if k != "page_size"}
     LiveSource(session).do_preset("main", {"name": "greedy"})
     assert session.workload.knobs == WORKLOADS["greedy"].knobs, "on a laptop it may"
+
+
+def test_knobs_that_concern_kernels_are_greyed_and_refused_where_torch_runs(monkeypatch):
+    """On a CPU they would turn nothing. Where nobody knows yet what will run (a GPU is lent later), they can be turned."""
+    monkeypatch.setitem(WORKLOADS, "eager", Workload("", "", (Line("hello"),), {**TEACHING, "cuda_graphs": False, "fused": False}))
+    for hosting in (None, NEVER):
+        session = FakeSession()
+        session.meta = {"backend": "torch"}
+        source = LiveSource(session, hosting=hosting)
+        knobs = source._knobs("main")
+        whys = {name: knob["why"] for name, knob in knobs.items() if "why" in knob and name != "page_size"}
+        assert whys == dict.fromkeys(("cuda_graphs", "fused"), "needs the Triton kernels and a GPU")
+        for name in whys:
+            with pytest.raises(EngineError) as no:
+                source.do_knob("main", {"name": name, "value": False})
+            assert no.value.code == "knob_needs_kernels" and no.value.fields == {"name": name}
+        assert not session.commands
+        source.do_preset("main", {"name": "eager"})
+        kept = {name: value for name, value in TEACHING.items() if hosting is None or name != "page_size"}
+        assert session.workload.knobs == kept, "an example begins without them"
+    for meta in ({"backend": "triton"}, {}):
+        session.meta = meta
+        assert not {name for name, knob in LiveSource(session)._knobs("main").items() if "why" in knob}
+        greyed = {name for name, knob in LiveSource(session, hosting=NEVER)._knobs("main").items() if "why" in knob}
+        assert greyed == {"page_size", "fused"}, "on a public page also what all rooms share"
+        LiveSource(session, hosting=NEVER).do_knob("main", {"name": "cuda_graphs", "value": False})
+        assert session.commands.pop() == ("knobs", {"room": "main", "knobs": {"cuda_graphs": False}})
 
 
 def test_a_comparison_finds_its_pages_also_when_every_room_is_taken():

@@ -53,7 +53,7 @@ def refused(code: str):
 def test_a_rooms_knobs_are_its_own_and_engine_wide_ones_are_everybodys():
     core = make_lazy_core(pages=16, max_num_seqs=4)
     open_room(core, "b", max_num_seqs=2, num_pages=8)
-    assert {n for n, k in KNOBS.items() if k.scope is Scope.ENGINE} == {"page_size"}
+    assert {n for n, k in KNOBS.items() if k.scope is Scope.ENGINE} == {"page_size", "fused"}
     knob(core, "max_num_batched_tokens", 7)
     core.reconfigure(with_knob(core.rooms["b"].config, "run_ahead", 1), "b")
     main, b = core.rooms["main"].config, core.rooms["b"].config
@@ -64,10 +64,15 @@ def test_a_rooms_knobs_are_its_own_and_engine_wide_ones_are_everybodys():
     assert main.cache.page_size == b.cache.page_size == core.config.cache.page_size == 8
     assert (main.cache.num_pages, b.cache.num_pages, main.scheduler.max_num_batched_tokens) == (16, 8, 7)
     assert {r.scheduler.pool.page_size for r in core.rooms.values()} == {8}
+    core.reconfigure(with_knob(with_knob(b, "fused", False), "cuda_graphs", False), "b")
+    main, b = core.rooms["main"].config, core.rooms["b"].config
+    assert (main.runner.fused, b.runner.fused, core.config.runner.fused) == (False, False, False)
+    assert (main.runner.cuda_graphs, b.runner.cuda_graphs) == (True, False)
     audit(core)
     assert trace_of(core, "b").num_pages_at(0) == 8 and trace_of(core).num_pages_at(0) == 16
-    with refused("engine_wide_knob"):
-        open_room(core, "c", page_size=4)
+    for name, value in (("page_size", 4), ("fused", True)):
+        with refused("engine_wide_knob"):
+            open_room(core, "c", **{name: value})
 
 
 def test_a_room_that_changes_its_pages_leaves_the_others_theirs():

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from engine.audience import NEEDS_KERNELS, SHARED
+from engine.compare import _SAID
 from engine.config import KNOBS
 from engine.recording import load
 from engine.request import FinishReason
@@ -150,7 +152,7 @@ def test_wide_characters_are_wrapped_by_their_width() -> None:
 
 def codes() -> Iterator[tuple[str, str]]:
     """(code, where) of every refusal and fault in the source: EngineError, StepError, Refused, failure, {"code": …}."""
-    raisers = {"EngineError", "StepError", "TraceError", "Refused", "failure", "_refused", "_complain"}
+    raisers = {"EngineError", "StepError", "TraceError", "Refused", "failure", "_refused", "_complain", "_within"}
     for path in (*(ROOT / "engine").rglob("*.py"), *(ROOT / "viz").rglob("*.py"), ROOT / "app.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             found: list[ast.expr] = []
@@ -201,28 +203,62 @@ def test_people_read_of_blocks_and_never_of_pages(language: str) -> None:
             assert "pages" not in plain, f"{key}: {part}"
 
 
+IN_JOBS = {"trace_failed", "too_many_tiles", "interpreter_failed", "profile_incomplete", "compare_stopped"}  # only their sentence goes out
+
+
 def sent(group: str) -> Iterator[str]:
-    """English that the engine sends as it is: rules of what a value must be, texts of what is loading."""
-    names = {"rule": {"need", "_need"}, "progress": {"progress"}}[group]
+    """English that the engine sends as it is: rules of what a value must be, texts of what is loading or what a job does
+    ("progress"), why a job ended early ("said")."""
     for path in (ROOT / "engine").rglob("*.py"):
-        if path.name == "recording_check.py":  # its `need` says what is wrong with a file; that stands inside a sentence
+        if path.name in ("recording_check.py", "recording_artifacts.py"):  # their `need` says what is wrong with a file, inside a sentence
             continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in names and len(node.args) >= 2:
-                text = node.args[2 if group == "rule" else 1]
-                if isinstance(text, ast.Constant) and isinstance(text.value, str):
+            for text in sent_by(node, group):
+                if isinstance(text, ast.Constant) and isinstance(text.value, str) and text.value:
                     yield text.value
                 elif isinstance(text, ast.JoinedStr):
-                    yield "".join(str(v.value) if isinstance(v, ast.Constant) else "7" for v in text.values)
+                    for mode in _SAID.values() if "self._said" in ast.unparse(text) else ("",):
+                        yield "".join(str(v.value) if isinstance(v, ast.Constant) else filled(v, mode) for v in text.values)
 
 
-@pytest.mark.parametrize("group", ["rule", "progress"])
+def filled(value: ast.expr, mode: str) -> str:
+    return mode if "self._said" in ast.unparse(value) else "7"
+
+
+def sent_by(node: ast.AST, group: str) -> list[ast.expr]:
+    """What a statement may send of a group."""
+    called = getattr(node.func, "id", "") if isinstance(node, ast.Call) else ""
+    if group == "rule":
+        return [node.args[2]] if called in ("need", "_need") else []
+    if group == "progress":
+        pair = isinstance(node, ast.Yield) and isinstance(node.value, ast.Tuple) and len(node.value.elts) == 2
+        return [node.value.elts[1]] if pair else [node.args[1]] if called == "progress" and len(node.args) >= 2 else []
+    if isinstance(node, ast.Assign):
+        target, value = node.targets[0], node.value
+        both = isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple)
+        pairs = zip(target.elts, value.elts) if both else ((target, value),)
+        return [value for name, value in pairs if isinstance(name, ast.Attribute) and name.attr == "note"]
+    return [node.args[1]] if called == "EngineError" and isinstance(node.args[0], ast.Constant) and node.args[0].value in IN_JOBS else []
+
+
+EXAMPLES = {
+    "rule": {"one of a, b", "1 to 256", "true or false", "at most 4 texts of 1 to 100 characters", "a power of two from 16 to 256"},
+    "progress": set(),
+    "said": {
+        NEEDS_KERNELS,
+        SHARED,
+        "At most 8 requests and 16 samples can be compared. Send fewer.",
+        "That would be 7 tiles, more than a trace holds. Choose larger tiles or a shorter sequence.",
+        "That would be 7 tiles; Triton's interpreter takes up to 7. Choose larger tiles or a shorter sequence.",
+    },
+}
+
+
+@pytest.mark.parametrize("group", EXAMPLES)
 def test_english_that_the_engine_sends_is_known_by_its_template(group: str) -> None:
     found = set(sent(group))
     assert len(found) > 8
-    for text in found | (
-        {"one of a, b", "1 to 256", "true or false", "at most 4 texts of 1 to 100 characters"} if group == "rule" else set()
-    ):
+    for text in found | EXAMPLES[group]:
         assert errors.phrase(text, group, "en") == text
         assert errors.phrase(text, group, "ja") != text, f"add a template for {text!r} under phrase.{group}."
 

@@ -211,6 +211,7 @@ WORDS = {
 }
 
 _PROMPT_TILES = ("tiles", {"block_m": SMALL, "block_n": SMALL, "kernel": "flash_prefill"})
+_CHUNK_TILES = ("tiles", {"block_m": 64, "block_n": 64, "kernel": "flash_prefill"})  # a GPU's own choice for 64 wide heads
 
 CHAPTER = Chapter(
     name="flash_attention",
@@ -243,9 +244,9 @@ CHAPTER = Chapter(
             select=_last_tile, fields=_exact, job=_PROMPT_TILES,
         ),
         Beat(
-            f"{_OWN}traffic", ("memory_traffic", "flash_tiles"), preset="long",
+            f"{_OWN}traffic", ("memory_traffic",), preset="long",
             until=lambda trace, step: deep_chunk(trace, step) is not None,
-            select=_select_chunk, fields=_moved, job=("tiles", {"kernel": "flash_prefill"}),
+            select=_select_chunk, fields=_moved, job=_CHUNK_TILES,
             predict=Predict(
                 f"{_OWN}traffic.ask", ("area", "part"), _still_moved, f"{_OWN}traffic.reveal", fields=_moved, until=_writes, found=_shrunk,
                 job=("tiles", {"kernel": "flash_decode", "splits": 1}),

@@ -164,7 +164,7 @@ WORDS = {
     f"{_OWN}loop": "As a Python loop a row takes {each}, all {n:,} rows {whole}: {times} as long as {whose}.",
     f"{_OWN}whose.kernel": "our kernel ({time})",
     f"{_OWN}whose.torch": "torch ({time})",
-    f"{_OWN}decode": "One token, every weight: {op} takes longest, {time}. The step moves {moved} for it.",
+    f"{_OWN}decode": "One token needs every weight: the step moves {moved} for it. {op} takes longest, {time}.",
     f"{_OWN}decode.ask": "Soon three write at once. Click an operation that will then do more FLOP for each byte: it moves right.",
     f"{_OWN}decode.reveal": (
         "{what} and all that read weights: {n:,} token shares one reading. A token costs {moved1} instead of {moved0}.",
@@ -197,14 +197,14 @@ CHAPTER = Chapter(
             job=("kernel", {"name": KERNEL, "case": CASE}),
         ),
         Beat(
-            f"{_OWN}decode", ("roofline", "batching"), until=_alone, fields=_decode, job=("profile", {}),
+            f"{_OWN}decode", ("roofline",), until=_alone, fields=_decode, job=("profile", {}),
             predict=Predict(
                 f"{_OWN}decode.ask", ("op", "row"), _risen, f"{_OWN}decode.reveal", until=_more_write, found=_shared_by,
                 job=("profile", {}),
             ),
         ),
         Beat(
-            f"{_OWN}prefill", ("roofline", "batching"), preset="long", until=_reads_on, fields=_reading, job=("profile", {}),
+            f"{_OWN}prefill", ("roofline",), preset="long", until=_reads_on, fields=_reading, job=("profile", {}),
             predict=Predict(
                 f"{_OWN}prefill.ask", ("op", "row"), _grown, f"{_OWN}prefill.reveal",
                 until=_far_on, found=_why_grown, job=("profile", {}),
@@ -212,7 +212,7 @@ CHAPTER = Chapter(
             try_this=TryThis(f"{_OWN}prefill.try", "max_num_batched_tokens", 256),
         ),
         Beat(
-            f"{_OWN}verdicts", ("roofline", "batching"),
+            f"{_OWN}verdicts", ("roofline",),
             until=all_write, fields=_verdicts, job=("profile", {}),
         ),
     ),
