@@ -42,7 +42,7 @@ class Limits:
 
 
 PUBLIC = Limits(
-    max_tokens=256, prompt_chars=4000, samples=4, prompts_per_minute=12, jobs_per_minute=6, commands_per_s=20.0, rooms_per_address=8
+    max_tokens=256, prompt_chars=4000, samples=4, prompts_per_minute=12, jobs_per_minute=10, commands_per_s=20.0, rooms_per_address=8
 )
 
 
