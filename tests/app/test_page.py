@@ -6,6 +6,7 @@ import time
 from urllib.parse import urlsplit
 
 import pytest
+import torch
 
 from benchmarks.browser import app, chromium, page, say, wait_live
 
@@ -150,6 +151,24 @@ def test_an_unknown_command_and_a_bad_knob_get_a_sentence(opened):
     for name, args in (("explode", {}), ("knob", {"name": "page_size", "value": 5}), ("knob", {"name": "x", "value": 1}), ("preset", {"name": "?"})):
         reply = say(opened, name, **args)
         assert reply["ok"] is False and reply["sentence"].endswith(".")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU they can be turned")
+@pytest.mark.parametrize(("language", "graphs", "why"), [("en", "CUDA graphs", "needs the Triton kernels"), ("ja", "CUDAグラフ", "Tritonカーネル")])
+def test_knobs_that_need_kernels_are_greyed_with_their_reason(opened, language, graphs, why):
+    prompt(opened, "the engine instead of a recording", max_tokens=4)
+    opened.evaluate(f"glass.stage.setLanguage('{language}')")
+    if opened.locator(".glass-drawer:visible").count() == 0:
+        opened.keyboard.press("i")
+    greyed = opened.locator(".glass-drawer:visible .glass-knobs label.glass-off")
+    greyed.first.wait_for()
+    assert greyed.count() == 2 and graphs in greyed.first.text_content()
+    for label in greyed.all():
+        assert why in label.locator("small").text_content() and label.locator("select").is_disabled()
+    reply = say(opened, "knob", name="cuda_graphs", value=False)
+    assert reply["ok"] is False and why in reply["sentence"]
+    assert opened.evaluate("glass.stage.status.knobs.cuda_graphs.value") is True
+    opened.evaluate("glass.stage.setLanguage('en')")
 
 
 def test_closing_the_last_tab_ends_the_rooms_requests(address):

@@ -270,6 +270,9 @@ def test_engine_wide_knobs_are_greyed_and_refused_and_a_room_keeps_to_its_lease(
         knobs = tab.known["status"]["knobs"]
         assert "same for all rooms" in knobs["page_size"]["why"] and "why" not in knobs["max_num_seqs"] and knobs["num_pages"]["max"] == 96
         assert tab.ask("knob", name="page_size", value=8)["code"] == "knob_fixed"
+        for name in ("fused", "cuda_graphs"):
+            assert "needs the Triton kernels" in knobs[name]["why"]
+            assert tab.ask("knob", name=name, value=False)["code"] == "knob_needs_kernels"
         assert tab.ask("knob", name="num_pages", value=97)["code"] == "bad_config"
         assert tab.ask("knob", name="num_pages", value=64)["ok"] and tab.ask("knob", name="num_pages", value=96)["ok"]
         assert tab.ask("knob", name="max_num_seqs", value=3)["knobs"]["max_num_seqs"] == 3
