@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from engine.batch import Batch, HostBatch
+from engine.errors import reason_of
 from engine.sampler import SampleRows
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)
@@ -178,7 +179,7 @@ class DecodeGraphs:
         try:
             self._graphs[size] = self._capture(size)
         except (RuntimeError, torch.cuda.OutOfMemoryError) as error:
-            self.failed = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
+            self.failed = reason_of(error)
             return None
         return size
 

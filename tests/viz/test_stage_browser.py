@@ -106,6 +106,16 @@ def test_two_panels_draw_and_every_bar_has_its_words(stage):
         assert 0 <= page.evaluate("glass.stats.latency") < 5000 and page.evaluate("glass.stats.transport") == "websocket"
 
 
+def test_a_change_that_was_on_its_way_when_the_tab_moved_is_left_out(stage):
+    """It changes a picture that the tab has no more; the room's first frame brings all of its own."""
+    with stage(views=("batching",)) as page:
+        page.evaluate("""() => { const { stage } = glass, { items } = stage.models.get("batching"), { at } = stage;
+                                 stage.moved({ room: "main" });
+                                 stage.frames({ ...at, stamp: stage.stamp, panels: [{ view: "batching", items }] }, []); }""")
+        until(page, "!glass.stage.credits")
+        assert page.evaluate("glass.stage.models.has('batching')") is False
+
+
 def test_zoom_survives_updates_and_a_double_click_resets_it(stage):
     with stage(views=("attention",)) as page:
         ranges = "glass.stage.panels[0].axes.div._fullLayout.xaxis.range"

@@ -273,6 +273,7 @@ class Stage {
 
   takePanel(entry, arrays) {
     const model = this.models.get(entry.view) || { rasters: [], series: [] };
+    if (!entry.figure && !model.figure) return; // was on its way when this tab moved, and changes a picture that is gone
     this.models.set(entry.view, model);
     if (entry.figure) model.figure = entry.figure;
     if (entry.items) model.items = entry.items;
