@@ -198,8 +198,10 @@ class PieceStream:
     def _end_run(self) -> str:
         if not self.run:
             return ""
-        run, ours, self.run, self.prompt_bytes = bytes(self.run), self.prompt_bytes, bytearray(), 0
-        return _run_text(run).removeprefix(_shown_run(run, ours)) if ours else _run_text(run)
+        run, prompts, self.run, self.prompt_bytes = bytes(self.run), self.prompt_bytes, bytearray(), 0
+        shown = _shown_run(run, prompts) if prompts else ""
+        self._strip(shown)  # the prompt's part of the run counts: what follows it is no longer the beginning
+        return _run_text(run).removeprefix(shown)
 
     def _strip(self, text: str) -> str:
         while self.strip and text:

@@ -97,6 +97,13 @@ def test_pieces_add_up_to_the_whole_decode(kind, data):
         assert all("�" not in piece for piece in pieces)
 
 
+def test_a_blank_after_a_prompt_that_is_one_byte_token_stays():
+    tokenizer = KINDS["pieces"]
+    for prompt in ([2 + 65], [2 + 10], [2]):  # "A", a line end, a zero byte: "▁beta" does not begin the text
+        assert "".join(run(tokenizer, prompt, [267])[0]) == " beta"
+    assert "".join(run(tokenizer, [], [267])[0]) == "beta"
+
+
 @pytest.mark.parametrize("kind", ["bytes", "pieces", "metaspace"])
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
