@@ -138,7 +138,7 @@ class ByteStream:
     def __init__(self, tokenizer: TextTokenizer) -> None:
         self.tokenizer = tokenizer
         self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self.owed = False  # the prompt ended inside a character that is not decided yet
+        self.owed = ""  # the prompt ended inside a character that is not decided yet: what it is if nobody finishes it
 
     def prime(self, prompt_ids: Sequence[int]) -> None:
         tail = b""
@@ -148,7 +148,7 @@ class ByteStream:
             if len(tail) >= 4:  # no character is longer, and what lies before cannot matter
                 break
         self.decoder.decode(tail)
-        self.owed = bool(self.decoder.getstate()[0])
+        self.owed = self.decoder.getstate()[0].decode("utf-8", "replace")
 
     def feed(self, token_id: int) -> str:
         return self._settle(self.decoder.decode(self.tokenizer.bytes_of(token_id)))
@@ -158,8 +158,8 @@ class ByteStream:
 
     def _settle(self, text: str) -> str:
         if self.owed and text:
-            self.owed = False
-            return text.removeprefix("\ufffd")  # nobody finished it: that � is the prompt's
+            owed, self.owed = self.owed, ""
+            return text.removeprefix(owed)  # nobody finished it: that � (two, where half a surrogate was begun) is the prompt's
         return text
 
 

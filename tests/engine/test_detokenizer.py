@@ -97,6 +97,13 @@ def test_pieces_add_up_to_the_whole_decode(kind, data):
         assert all("�" not in piece for piece in pieces)
 
 
+def test_a_prompt_that_ends_in_half_a_surrogate_keeps_its_own_broken_characters():
+    tokenizer = KINDS["bytes"]
+    for new in ([], [0x80], [65]):
+        whole, before = tokenizer.decode([0xED, 0xA0, *new]), tokenizer.decode([0xED, 0xA0])
+        assert before + "".join(run(tokenizer, [0xED, 0xA0], new)[0]) == whole
+
+
 def test_a_blank_after_a_prompt_that_is_one_byte_token_stays():
     tokenizer = KINDS["pieces"]
     for prompt in ([2 + 65], [2 + 10], [2]):  # "A", a line end, a zero byte: "▁beta" does not begin the text
