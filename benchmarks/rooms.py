@@ -17,6 +17,7 @@ import random
 import secrets
 import tempfile
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -97,13 +98,25 @@ class Client:
     async def tokens(self) -> dict[tuple[str, int], list[list[int]]]:
         """(prompt, seed) → the tokens of every finished sequence of it in the room's recording."""
         url = f"{self.address}glass/recording?viewer={self.known['viewer']}"
-        content = await asyncio.to_thread(lambda: urllib.request.urlopen(url).read())
+        content = await asyncio.to_thread(saved, url)
         trace = await asyncio.to_thread(decode_recording, content)
         ended, found = set(trace.finishes["seq_id"].tolist()), {}
         for seq_id, info in trace.sequences.items():
             if seq_id in ended:
                 found.setdefault((info.prompt, info.seed), []).append(trace.tokens_of(seq_id)["token_id"].tolist())
         return found
+
+
+def saved(url: str, patience: float = 60.0) -> bytes:
+    """A room's recording. One is made at a time on the server; who comes meanwhile is asked to come again."""
+    end = time.monotonic() + patience
+    while True:
+        try:
+            return urllib.request.urlopen(url).read()
+        except urllib.error.HTTPError as error:
+            if error.code != 409 or time.monotonic() > end:
+                raise
+            time.sleep(0.5)
 
 
 async def until(condition: Callable[[], object], seconds: float = 60.0) -> bool:
@@ -247,6 +260,8 @@ def rooms(report: Report, args: argparse.Namespace) -> None:
         with app([*model, *flags, "--device", args.device], port=port) as address:
             once(loaded, address)
             found = once(load, address, port, args)
+            late = found["latencies"]
+            print(f"p95 {late[int(0.95 * (len(late) - 1))]:.1f} ms, now the tokens and what is left", flush=True)
             time.sleep(60 * IDLE_MINUTES * 1.5 + 6)
             solo = once(alone, address)
             time.sleep(60 * IDLE_MINUTES * 1.5 + 6)
