@@ -27,7 +27,7 @@ from engine.errors import reason_of
 from engine.sampler import SampleRows
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)
-IN_FLIGHT = 3  # host buffers: one being filled, two whose copies may not have happened yet
+IN_FLIGHT = 3  # host buffers of a graph's inputs: one being filled, two whose copies may not have happened yet
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,7 @@ class Inbox:
         self.device = {f.name: self._buffer[f.at : f.at + f.n * f.dtype.itemsize].view(types[f.dtype.name]) for f in fields}
         self._turn = 0
         self._greedy = [False] * IN_FLIGHT
+        self._sent: list[torch.cuda.Event | None] = [None] * IN_FLIGHT  # when each was read
 
     @property
     def is_greedy(self) -> bool:
@@ -77,12 +78,18 @@ class Inbox:
         self._greedy[self._turn] = value
 
     def next(self) -> dict[str, np.ndarray]:
-        """The arrays to fill for the next step."""
+        """The arrays to fill for the next step. Waits where the device has not yet read what they held: several rooms that
+        run ahead may be that far in front of it."""
         self._turn = (self._turn + 1) % IN_FLIGHT
+        if self._sent[self._turn] is not None:
+            self._sent[self._turn].synchronize()
         return self._arrays[self._turn]
 
     def send(self) -> None:
         self._buffer.copy_(self._hosts[self._turn], non_blocking=True)
+        if self._buffer.is_cuda:
+            self._sent[self._turn] = torch.cuda.Event()
+            self._sent[self._turn].record()
 
 
 class Tables:
@@ -104,6 +111,10 @@ class Tables:
         self._known[rows[at], column] = tables[at, column]
         return rows[at] * self.width + column, tables[at, column].astype(np.int64)
 
+    def forget(self) -> None:
+        """Nothing is known of what the device has: every entry differs."""
+        self._known.fill(-1)
+
     def write(self, at: np.ndarray, to: np.ndarray) -> None:
         """Send entries at once, outside a graph."""
         device = self.device.device
@@ -116,27 +127,12 @@ class Forward(Protocol):
     def __call__(self, batch: Batch, inbox: dict[str, torch.Tensor]) -> torch.Tensor: ...
 
 
-class Outbox:
-    """Host copies of a graph's results, one a step in flight."""
-
-    def __init__(self, packed: torch.Tensor) -> None:
-        cuda = packed.is_cuda
-        self._hosts = [torch.empty(packed.shape, dtype=packed.dtype, pin_memory=cuda) for _ in range(IN_FLIGHT)]
-        self._turn = 0
-
-    def fetch(self, packed: torch.Tensor) -> torch.Tensor:
-        """Start the copy of packed [n, columns] to the host; it is there when the stream has come so far."""
-        self._turn = (self._turn + 1) % IN_FLIGHT
-        return self._hosts[self._turn][: len(packed)].copy_(packed, non_blocking=True)
-
-
 @dataclass
 class _Graph:
     inbox: Inbox
     replay: Callable[[], object]
     step: Callable[[], torch.Tensor]  # keeps alive what the captured launches read
     packed: torch.Tensor | None = None
-    outbox: Outbox | None = None
 
 
 class DecodeGraphs:
@@ -191,8 +187,15 @@ class DecodeGraphs:
         return next((size for size in self.sizes if size >= n), None)
 
     def run(self, size: int, host: HostBatch, rows: SampleRows) -> torch.Tensor:
-        """One step on the device: its packed results [n, columns] on the host once the stream has come so far, there until
-        IN_FLIGHT more steps have run."""
+        """One step on the device: its packed results [n, columns], until the next replay. Whoever wants them later copies them
+        on the same stream: other rooms' steps may be launched before this one is settled."""
+        try:
+            return self._run(size, host, rows)
+        except Exception:
+            self.tables.forget()  # what was counted as sent may not have been
+            raise
+
+    def _run(self, size: int, host: HostBatch, rows: SampleRows) -> torch.Tensor:
         graph, n = self._graphs[size], len(host.rows)
         at, to = self.tables.changes(host.rows, host.block_table)
         if len(at) > 2 * size:
@@ -210,9 +213,7 @@ class DecodeGraphs:
             graph.inbox.is_greedy = rows.all_greedy
         graph.inbox.send()
         graph.replay()
-        if graph.outbox is None:
-            graph.outbox = Outbox(graph.packed)
-        return graph.outbox.fetch(graph.packed[:n])
+        return graph.packed[:n]
 
     def replay_us(self, size: int, times: int = 30) -> list[float]:
         """Microseconds of replays of a captured size with the numbers of its last step. Waits for the device; CUDA only."""

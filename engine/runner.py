@@ -143,7 +143,7 @@ class ModelRunner:
             return PendingStep(step_id, (), None)
         size = self.graphs.size_for(host) if graphs and not probe.active and self.graphs is not None else None
         if size is not None:
-            return PendingStep(step_id, rows.seq_ids, self.graphs.run(size, host, rows), self._mark(), size)
+            return self._return(step_id, rows, self.graphs.run(size, host, rows), size)
         parts = self._parts(host, probe)
         batch = to_device(host, self.device, self.last_token, parts.attention.plan(host))
         hidden = parts.model.forward(batch, parts.attention, parts.ops, probe)
@@ -203,21 +203,15 @@ class ModelRunner:
             columns += [chosen[:, None].double(), top_ids.double(), top_logprobs.double()]
         return torch.cat(columns, dim=1)
 
-    def _return(self, step_id: int, rows: SampleRows, packed: torch.Tensor) -> PendingStep:
-        """Start the one copy back."""
+    def _return(self, step_id: int, rows: SampleRows, packed: torch.Tensor, graph_size: int = 0) -> PendingStep:
+        """Start the one copy back, into memory of the step's own: other rooms' steps may come before it is settled."""
         if self.device.type == "cpu":
-            return PendingStep(step_id, rows.seq_ids, packed)
+            return PendingStep(step_id, rows.seq_ids, packed, None, graph_size)
         returned = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
         returned.copy_(packed, non_blocking=True)
-        return PendingStep(step_id, rows.seq_ids, returned, self._mark())
-
-    def _mark(self) -> torch.cuda.Event | None:
-        """Where the stream is now."""
-        if self.device.type == "cpu":
-            return None
         done = torch.cuda.Event()
         done.record()
-        return done
+        return PendingStep(step_id, rows.seq_ids, returned, done, graph_size)
 
     # ---- graphs ----
 
