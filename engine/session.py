@@ -10,6 +10,7 @@ and whose step, sequence and request numbers go on.
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import multiprocessing
 import queue
@@ -63,6 +64,9 @@ def _serve(config: EngineConfig, starts: Starts, receive: Callable[[float], obje
     from engine.build import build_core, facts  # torch is imported here, not by whoever holds a Session
     from engine.models.loading import advised
 
+    # What is imported lives as long as the process. A full collection that walks it stops page and engine for half a second.
+    gc.collect()
+    gc.freeze()
     try:
         core, loaded = build_core(config, lambda fraction, text: send(Progress(fraction, text)))
         reopen(core, starts)

@@ -23,6 +23,7 @@ from engine.request import FinishReason
 
 WAIT_REASONS = tuple(WaitReason)  # codes in tables index these tuples; append only, never reorder
 FINISH_REASONS = tuple(FinishReason)
+NEAR = 64  # rows that are looked at one by one
 TOP_WIDTH = 5  # most alternatives kept a sampled token
 
 
@@ -486,15 +487,22 @@ def spent_us(steps: np.ndarray) -> np.ndarray:
 
 
 def _nearest(rows: np.ndarray, seq_ids: Iterable[int]) -> dict[int, np.void]:
-    """seq_id → its first row."""
-    wanted, found = sorted(seq_ids), {}
-    for window in (256, 8192, len(rows)):
-        near = rows[:window]
-        near = near[np.isin(near["seq_id"], wanted)]
-        ids, at = np.unique(near["seq_id"], return_index=True)
-        found = {seq_id: near[i] for seq_id, i in zip(ids.tolist(), at.tolist())}
-        if len(found) == len(wanted) or window >= len(rows):
+    """seq_id → its first row. A row by hand first: most are among the nearest, where numpy's set operations cost more."""
+    wanted, found = set(seq_ids), {}
+    for at, seq_id in enumerate(rows["seq_id"][:NEAR].tolist() if wanted else ()):
+        if seq_id in wanted:
+            wanted.remove(seq_id)
+            found[seq_id] = rows[at]
+            if not wanted:
+                break
+    for window in (8192, len(rows)):
+        if not wanted or len(rows) <= NEAR:
             break
+        near = rows[NEAR:window]
+        near = near[np.isin(near["seq_id"], sorted(wanted))]
+        ids, at = np.unique(near["seq_id"], return_index=True)
+        found |= {seq_id: near[i] for seq_id, i in zip(ids.tolist(), at.tolist())}
+        wanted.difference_update(found)
     return found
 
 

@@ -7,6 +7,7 @@ over the same requests: how they would have sat in static batches.
 
 from __future__ import annotations
 
+import bisect
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -151,7 +152,7 @@ def _arrival(trace: Trace, seq_id: int, since: int) -> int:
     info = trace.sequences.get(seq_id)
     if info is None:
         return since
-    at = int(np.searchsorted(trace.steps["start_us"], info.arrival_us))
+    at = bisect.bisect_left(trace.steps["start_us"], info.arrival_us)
     return max(int(trace.steps["step_id"][min(at, len(trace.steps) - 1)]), since)
 
 

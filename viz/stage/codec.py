@@ -28,14 +28,18 @@ class Json(str):
 
 
 def dumps(value: object) -> Json:
-    """Strict, compact JSON. Raises ValueError for NaN and infinities, TypeError for what JSON cannot hold."""
-    if isinstance(value, Json):
-        return value
+    """Strict, compact JSON of what holds no Json (it may be Json). Raises ValueError for NaN and infinities, TypeError for
+    what JSON cannot hold."""
+    return value if isinstance(value, Json) else Json(_ENCODER.encode(value))
+
+
+def joined(value: object) -> Json:
+    """The same of mappings and lists in which Json stands, which goes in as it is."""
     if isinstance(value, Mapping) and any(isinstance(v, (Json, list)) for v in value.values()):
-        return Json("{" + ",".join(f"{json.dumps(str(k))}:{dumps(v)}" for k, v in value.items()) + "}")
+        return Json("{" + ",".join(f"{dumps(str(k))}:{joined(v)}" for k, v in value.items()) + "}")
     if isinstance(value, list) and any(isinstance(v, (Json, Mapping)) for v in value):
-        return Json("[" + ",".join(dumps(v) for v in value) + "]")
-    return Json(json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_plain))
+        return Json("[" + ",".join(joined(v) for v in value) + "]")
+    return dumps(value)
 
 
 def _plain(value: object) -> object:
@@ -54,6 +58,9 @@ def _plain(value: object) -> object:
     raise TypeError(f"{type(value).__name__} does not fit into JSON")
 
 
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_plain)
+
+
 def as_array(values: object) -> np.ndarray:
     """uint8 stays, everything else becomes little-endian float32; C order."""
     array = np.asarray(values)
@@ -68,7 +75,7 @@ def encode(header: Mapping[str, object], arrays: Sequence[np.ndarray] = ()) -> b
         if kind not in _TYPES or array.ndim not in (1, 2):
             raise TypeError(f"an array of {array.dtype} with {array.ndim} axes does not travel")
         shapes.append([kind, *array.shape])
-    text = dumps({**header, "arrays": Json(json.dumps(shapes, separators=(",", ":")))}).encode(errors="replace")
+    text = joined({**header, "arrays": Json(json.dumps(shapes, separators=(",", ":")))}).encode(errors="replace")
     text += b" " * (-len(text) % 4)
     parts = [struct.pack("<I", len(text)), text]
     for array in arrays:

@@ -67,6 +67,7 @@ class _Picture:
         self.edges = np.arange(self.first, self.first + self.columns + 1) - 0.5
         if self.timed:
             self.edges = engine_time(trace, self.first, step)
+        self._edge = self.edges.tolist()  # for single places
         self.ends = (0.0, round_up(self.edges[-1])) if self.timed else (self.first - 0.5, self.first + self.columns - 0.5)
         self.pixel = (self.ends[1] - self.ends[0]) / (self.right - self.left)  # of the data axes
         self._heights()
@@ -97,7 +98,9 @@ class _Picture:
 
     def at(self, step: float) -> float:
         """Where `step` (its left edge) lies on the data axes; a time axis ends with the shown step."""
-        return float(np.interp(step - self.first, np.arange(len(self.edges)), self.edges))
+        behind, edge = step - self.first, self._edge
+        i = min(max(int(behind), 0), len(edge) - 2)
+        return edge[i] + (edge[i + 1] - edge[i]) * min(max(behind - i, 0.0), 1.0)
 
     def x(self, step: float) -> float:
         """The same as a pixel."""
