@@ -150,6 +150,8 @@ class _Camera:
             args = a_step(self.trace, step, 0, select) | args
             args |= {"past": past_step(self.trace, args.pop("step"))}
             args |= {"num_splits": args.pop("splits")} if "splits" in args else {}
+        if name == "timeline":
+            args |= {"past": past_step(self.trace, step)}
         self._session.ask("job", room=self._room, name=name, args=args)
 
     def wait(self, made: Callable[[], int | None]) -> int | None:

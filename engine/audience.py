@@ -378,6 +378,15 @@ class LiveSource:
         """The next step with a clock around every operation."""
         self.session.ask("job", room=room, name="profile", args={})
 
+    def do_timeline(self, room: str, args: Mapping[str, object]) -> None:
+        """A burst of the requests of a step under a profiler: {"step", "modes"}; without a step those of the newest."""
+        trace = self.session.trace(room)
+        step = args.get("step", trace.last_step)
+        if not _is_int(step):
+            raise EngineError("unknown_step", "The step to trace is not known.")
+        modes = {"modes": tuple(args["modes"])} if isinstance(args.get("modes"), (list, tuple)) else {}
+        self.session.ask("job", room=room, name="timeline", args={"past": past_step(trace, step), **modes})
+
     # ---- recordings ----
 
     async def save_recording(self, room: str, viewer: str) -> tuple[str, bytes]:
