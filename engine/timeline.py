@@ -46,7 +46,6 @@ READY = 500  # steps within which all requests must decode
 MAX_WARM_UP = 8  # launches with which a profiler begins: CUPTI may lose the first ones of a session
 MAX_FUNCTION = 400  # characters of a kernel's name
 MODES = (False, True)  # graphs off, on
-_SAID = {False: "with CUDA graphs off", True: "with CUDA graphs on"}
 NO_OPERATION = ("", -1)
 
 
@@ -82,23 +81,22 @@ class _Burst:
         self.room: Room
 
     def slices(self) -> Iterator[tuple[float, str]]:
-        said = _SAID[self.graphs]
         config = with_knob(self.core.rooms[self.job.room].config, "mode", "paged")
         config = replace(config, runner=replace(config.runner, cuda_graphs=self.graphs))
         self.room = self.job.open_scratch(config)
-        yield 0.05, f"Reading the requests again, {said}"
-        yield from self._until_all_decode(said)
+        yield 0.05, "Reading the requests again"
+        yield from self._until_all_decode()
         while self.graphs and self._size() is None:
             if self.core.runner.capture_next() is None:
-                raise EngineError("no_graph", "No CUDA graph could be captured for so many requests. The timeline with graphs off stays.")
+                raise EngineError("timeline_stopped", "No CUDA graph could be captured for so many requests. The timeline with graphs off stays.")
             yield 0.5, "Capturing a CUDA graph"
         plain_us = self._plain_us()
-        yield 0.6, f"Timing {STEPS} steps {said}"
+        yield 0.6, "Timing decode steps under the profiler"
         self.job.publish(self._on_gpu(plain_us) if self.device.type == "cuda" else self._on_cpu(plain_us))
         self.core.close_room(self.room.name)
-        yield 1.0, f"Timed {STEPS} steps {said}"
+        yield 1.0, "Timing decode steps under the profiler"
 
-    def _until_all_decode(self, said: str) -> Iterator[tuple[float, str]]:
+    def _until_all_decode(self) -> Iterator[tuple[float, str]]:
         sampling = SamplingParams(max_tokens=WARM + PLAIN + STEPS + SPARE, ignore_eos=True, seed=0)
         for ids in self.sequences:
             self.core.add("", tuple(ids), sampling, room=self.room.name)
@@ -107,10 +105,10 @@ class _Burst:
             works = () if record is None else record.plan.works
             if len(works) == len(self.sequences) and all(w.num_tokens == 1 for w in works):
                 return
-            yield 0.1, f"Reading the requests again, {said}"
+            yield 0.1, "Reading the requests again"
             if not self.room.has_work:
                 break
-        raise EngineError("timeline_too_large", "These requests do not fit into the cache together. Choose a step with fewer of them.")
+        raise EngineError("timeline_stopped", "These requests do not fit into the cache together. Choose a step with fewer of them.")
 
     def _step(self):
         record = self.core.step(self.room.name, self.probe)

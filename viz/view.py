@@ -224,20 +224,11 @@ class QueryKey:
 
 
 _NUMBER = r"-?[0-9]{1,16}(\.[0-9]{1,20})?(e[+-]?[0-9]{1,2})?"
-_KINDS = {
-    "str": "text",
-    "str | None": "text",
-    "int": "whole",
-    "int | None": "whole",
-    "tuple[str, ...]": "names",
-    "tuple[float, ...]": "numbers",
-}
+_KINDS = {"str": "text", "str | None": "text", "int": "whole", "int | None": "whole", "tuple[str, ...]": "names", "tuple[float, ...]": "numbers"}
 _CHOICES = {"theme": THEMES, "axis": AXES}
 _CALLED = {"source": "rec"}
 QUERY_KEYS = tuple(
-    QueryKey(f.name, _CALLED.get(f.name, f.name), _KINDS[str(f.type)], _CHOICES.get(f.name, ()))
-    for f in fields(ViewState)
-    if f.name != "size"
+    QueryKey(f.name, _CALLED.get(f.name, f.name), _KINDS[str(f.type)], _CHOICES.get(f.name, ())) for f in fields(ViewState) if f.name != "size"
 )
 
 
