@@ -88,7 +88,9 @@ class _Burst:
         yield from self._until_all_decode()
         while self.graphs and self._size() is None:
             if self.core.runner.capture_next() is None:
-                raise EngineError("timeline_stopped", "No CUDA graph could be captured for so many requests. The timeline with graphs off stays.")
+                raise EngineError(
+                    "timeline_stopped", "No CUDA graph could be captured for so many requests. The timeline with graphs off stays."
+                )
             yield 0.5, "Capturing a CUDA graph"
         plain_us = self._plain_us()
         yield 0.6, "Timing decode steps under the profiler"
