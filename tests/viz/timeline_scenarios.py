@@ -64,7 +64,14 @@ def on(**changes: object) -> Timeline:
 
 
 def cpu(**changes: object) -> Timeline:
-    it = {"source": "CPU operations", "kernel_ns": 200_000, "gap_ns": 21_000, "between_ns": 1_800_000, "dtype": "float32", "plain_us": 63_000.0}
+    it = {
+        "source": "CPU operations",
+        "kernel_ns": 200_000,
+        "gap_ns": 21_000,
+        "between_ns": 1_800_000,
+        "dtype": "float32",
+        "plain_us": 63_000.0,
+    }
     return timeline(**{**it, **changes})
 
 

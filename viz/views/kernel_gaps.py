@@ -26,7 +26,7 @@ from viz.view import Ask, Badge, Frame, Mark, Offer, Paint, Raster, Series, View
 from viz.words.catalogue import Words, words
 
 LENS_NS = 200_000
-LENS_KERNELS = 12  # on a CPU, whose operations are longer: about so many
+LENS_KERNELS = 8  # on a CPU, whose operations are longer: about so many
 BIG = 40  # px
 BESIDE = 86  # characters: from here on the histogram and the waits stand beside the lenses
 CELLS = 12  # rows of a column of a whole token
@@ -55,7 +55,7 @@ def share(value: float) -> str:
 
 
 def _arrow(found: tuple[Burst, ...], say: Callable[[Burst], str]) -> str:
-    """"a → b" of a GPU's two modes, else what the only (or the CPU's) burst says."""
+    """ "a → b" of a GPU's two modes, else what the only (or the CPU's) burst says."""
     pair = [b for b in found if b.is_gpu] or list(found)
     said = [say(b) for b in pair]
     return " → ".join(dict.fromkeys(said))
@@ -72,6 +72,12 @@ def sentences(found: tuple[Burst, ...], t: Words) -> tuple[str, ...]:
         "what": t(f"kernel_gaps.what.{'gpu' if found[-1].is_gpu else 'cpu'}"),
     }  # fmt: skip
     return tuple(t(f"kernel_gaps.says{form}", **fields) for form in ("", ".short", ".shorter"))
+
+
+def figures_of(b: Burst, t: Words) -> tuple[tuple[str, str], ...]:
+    """(name, what it says) of the figures that can be chosen."""
+    values = {"kernels": f"{b.kernels:,.0f}", "gap": brief(b.mean_gap_us), "token": duration(b.token_us)}
+    return tuple((key, t(f"kernel_gaps.figure.{key}", value=value)) for key, value in values.items())
 
 
 def notes(found: tuple[Burst, ...], step: int, t: Words) -> tuple[str, ...]:
@@ -102,6 +108,11 @@ def waits(b: Burst, t: Words, most: int = MOST_WAITS) -> list[tuple[int, str]]:
 
 
 _STAGES = ("schedule", "build", "launch", "sync", "commit")
+
+
+def foremost(found: tuple[Burst, ...]) -> Burst:
+    """Whose waits are listed: those with graphs off where there is a GPU."""
+    return next((b for b in found if b.is_gpu), found[0])
 
 
 def _badges(found: tuple[Burst, ...], t: Words) -> tuple[Badge, ...]:
@@ -192,13 +203,12 @@ class _Picture:
         beside = sheet.width >= BESIDE * sheet.advance and tall >= 12
         self.left, self.right = 10.0, (sheet.width * 0.68 if beside else sheet.width - 10)
         each = (2 if tall >= 9 else 1) * sheet.line + 2
-        lens = tall >= 6 + 2.2 * len(self.found) + (4 * len(self.found))
         for b in self.found:
             top = self._whole(b, top, top + each) + 4
         top = self._axis(top, self.end, t("kernel_gaps.axis.token"))
         if beside:
             self._aside(sheet.width * 0.68 + 20, sheet.width - 10, self._body + 4, sheet.height - 6)
-        if lens:
+        if sheet.height - top >= 5.8 * sheet.line:
             self._lenses(top + 4, sheet.height - 4)
         elif not beside and sheet.height - top >= 2 * sheet.line:
             self._waits(self.left, self.right, top + 4, sheet.height - 4)
@@ -210,31 +220,33 @@ class _Picture:
     def _head(self, tall: float) -> float:
         """The figure and its sentence; where the next thing may begin."""
         sheet, said, step = self.sheet, headline(self.found, self.t), self.trace.clamp(self.state.step)
-        big = BIG if tall >= 15 and len(said) * BIG * 0.6 <= sheet.width - 20 else sheet.font
+        figures = figures_of(self.found[-1], self.t)
+        wide = sum(sheet.span(text) + 18 for _, text in figures)
+        big = BIG if tall >= 15 and len(said) * BIG * 0.6 <= sheet.width - 20 - wide else sheet.font
         high = round(big * 1.3)
         sheet.put(said, 10, 4 + high / 2, weight=700, size=big)
-        self._figures(4, 4 + high)
+        top = 6 + high
+        if len(said) * big * 0.6 <= sheet.width - 20 - wide:
+            self._figures(figures, sheet.width - 10, 4 + high / 2)
+        elif tall >= 11 and wide <= sheet.width:
+            self._figures(figures, wide - 8, top + sheet.line / 2)
+            top += sheet.line + 2
         lines = fit_lines(sheet, sheet.width - 20, 2 if tall >= 14 else 1, *sentences(self.found, self.t))
-        top = put_lines(sheet, lines, 10, 6 + high)
+        top = put_lines(sheet, lines, 10, top)
         for note in notes(self.found, step, self.t)[: 2 if tall >= 16 else 1 if tall >= 11 else 0]:
             sheet.put(note, 10, top + sheet.line / 2, "muted", room=sheet.width - 20)
             top += sheet.line
         self._body = top + 2
         return top + 4
 
-    def _figures(self, y0: float, y1: float) -> None:
-        """What can be chosen of the figures at the right of the head: each a small text with a mark."""
-        sheet, t, b = self.sheet, self.t, self.found[-1]
-        x = sheet.width - 10
-        values = {"kernels": f"{b.kernels:,.0f}", "gap": brief(b.mean_gap_us), "token": duration(b.token_us)}
-        for key in ("token", "gap", "kernels"):
-            text = t(f"kernel_gaps.figure.{key}", value=values[key])
-            label = sheet.put(text, x, (y0 + y1) / 2, "muted", anchor="right")
-            if label is None:
-                return
-            span = sheet.span(label.text)
-            self.marks.insert(0, Mark(f"figure:{key}", x - span - 3, x + 3, (y0 + y1) / 2 - 12, (y0 + y1) / 2 + 12, text, "control"))
-            x -= span + 18
+    def _figures(self, figures: tuple[tuple[str, str], ...], right: float, y: float) -> None:
+        """What can be chosen of the last burst's figures: each a text with a frame."""
+        half = self.sheet.font * 0.75
+        for key, text in reversed(figures):
+            span = self.sheet.span(text)
+            self.sheet.put(text, right - span / 2, y, "muted", anchor="center")
+            self.marks.insert(0, Mark(f"figure:{key}", right - span - 3, right + 3, y - half, y + half, text, "control"))
+            right -= span + 18
 
     def _new_axes(self, x: tuple[float, float], y: tuple[float, float], box: tuple[float, float, float, float]) -> str:
         self.number += 1
@@ -283,66 +295,88 @@ class _Picture:
     # ---- lenses ----
 
     def _lenses(self, y0: float, y1: float) -> None:
+        """As many as have room, the chosen one and the last ones first; at the bottom their scale."""
         sheet = self.sheet
         y1 -= sheet.line
-        height = (y1 - y0) / len(self.found)
-        for b in self.found:
-            self._lens(b, y0, y0 + height - 6)
-            y0 += height
-        sheet.put(self.t("kernel_gaps.axis.lens", time=duration(self.span / 1e3)), self.left, y1 + sheet.line / 2, "muted", room=self.right - 10)
+        side, most = self._selected()[0], int((y1 - y0) / (4.6 * sheet.line))
+        ranked = sorted(self.found, key=lambda b: (b.side == side, self.found.index(b)))
+        shown = [b for b in self.found if b in ranked[-most:]] if most else []
+        for i, b in enumerate(shown):
+            high = min((y1 - y0) / len(shown), 9 * sheet.line)
+            self._lens(b, y0 + i * high, y0 + (i + 1) * high - 6)
+        if shown:
+            text = self.t("kernel_gaps.axis.lens", time=duration(self.span / 1e3))
+            bottom = y0 + len(shown) * min((y1 - y0) / len(shown), 9 * sheet.line)
+            sheet.put(text, self.left, bottom + sheet.line / 2, "muted", room=self.right - 10)
 
     def _lens(self, b: Burst, y0: float, y1: float) -> None:
-        """Layers, what the host did, what the device ran."""
-        sheet, low_high = self.sheet, self._window(b)
-        name = self.t("kernel_gaps.lens", side=title(b, self.t), time=duration(max(low_high[0], 0) / 1e3))
+        """The host's stages and launches, names, what the device ran."""
+        sheet, window = self.sheet, self._window(b)
+        name = self.t("kernel_gaps.lens", side=title(b, self.t), time=duration(max(window[0], 0) / 1e3))
         sheet.put(name, self.left, y0 + sheet.line / 2, room=self.right - self.left)
         y0 += sheet.line
-        middle = y0 + (y1 - y0) * 0.4
-        box = (self.left, self.right, y0, y1)
-        axes = self._new_axes(low_high, (0, 1), box)
+        axes = self._new_axes(window, (0, 1), (self.left, self.right, y0, y1))
         wide = max(int(self.right - self.left), 1)
-        values = np.full((20, wide), CLEAR, np.uint8)
-        _lay(values[:4], b.it.host, b.it.names, low_high, b.zero, stages=True)
-        _lay(values[4:8], b.it.host, b.it.names, low_high, b.zero, stages=False)
-        values[9:] = lens_cells(b, wide, low_high)
-        self.rasters.append(Raster(f"lens {b.side}", values, *low_high, 0, 1, PAINTS, axes=axes))
-        self._kernel_marks(b, low_high, axes, y0 + (y1 - y0) * 0.45, y1)
-        self._layer_marks(b, low_high, axes, middle)
+        names_at = min(0.55, 0.3 + sheet.line / (y1 - y0))
+        for what, values, top, bottom in (
+            ("stages", host_cells(b, wide, window, stages=True), 0.0, 0.16),
+            ("launches", host_cells(b, wide, window, stages=False), 0.16, 0.28),
+            ("kernels", lens_cells(b, wide, window), names_at, 1.0),
+        ):
+            self.rasters.append(Raster(f"{what} {b.side}", values[None], *window, top, bottom, PAINTS, axes=axes))
+        self._links(b, window, axes, names_at)
+        self._kernel_marks(b, window, axes, names_at, y0 + 0.28 * (y1 - y0), y0 + names_at * (y1 - y0))
+        self._layer_marks(b, window, axes)
 
-    def _kernel_marks(self, b: Burst, window: tuple[float, float], axes: str, y0: float, y1: float) -> None:
-        """Marks of kernels and of waits that can be seen; names where they fit."""
+    def _links(self, b: Burst, window: tuple[float, float], axes: str, bottom: float) -> None:
+        """A thin line from each launch to its (first) kernel."""
+        launch = b.it.kernels["launch"][b.rows]
+        _, first = np.unique(launch, return_index=True)
+        first = first[launch[first] >= 0]
+        begins, ends = b.it.host["start_ns"][launch[first]] - b.zero, b.start[first] - b.zero
+        seen = (ends >= window[0]) & (begins <= window[1]) & (begins >= window[0]) & (ends <= window[1])
+        if not 0 < seen.sum() <= MOST_MARKS:
+            return
+        nan = np.full(int(seen.sum()), np.nan)
+        x = np.stack([begins[seen], ends[seen], nan], 1).ravel().astype(np.float32)
+        y = np.tile(np.array([0.28, bottom, np.nan], np.float32), int(seen.sum()))
+        self.series.append(Series("links", x, y, "line", Paint("muted"), 1.0, axes=axes))
+
+    def _kernel_marks(self, b: Burst, window: tuple[float, float], axes: str, top: float, y0: float, y1: float) -> None:
+        """Marks of kernels and of waits that can be seen. A name stands over its kernel, from where that begins, where there
+        is room before the next one begins."""
         a, z = b.token
         per_ns = (self.right - self.left) / (window[1] - window[0])
-        chosen = self._selected()
+        chosen, marks = self._selected(), []
         inside = [i for i in range(a, z) if b.stop[i] - b.zero > window[0] and b.start[i] - b.zero < window[1]]
-        shown = [i for i in inside if (b.stop[i] - b.start[i]) * per_ns >= 4][:MOST_MARKS]
-        for i in shown:
-            low, high = max(float(b.start[i]) - b.zero, window[0]), min(float(b.stop[i]) - b.zero, window[1])
-            name, layer = b.name(i), b.layer(i)
-            kind = "kernel" if b.is_named(i) and name in self.pages else "op"
-            time = self.t("kernel_gaps.mark.coarse") if b.is_coarse else brief(float(b.stop[i] - b.start[i]) / 1e3)
-            text = self.t(f"kernel_gaps.mark.kernel{'.layer' if layer is not None else ''}", name=name, time=time, layer=layer)
-            outline = "ink" if chosen == (b.side, "kernel", i) else None
-            self.marks.append(Mark(f"{kind}:{name[:60]}:{b.side}-{i}", low, high, 0.45, 1.0, text, outline, axes=axes))
-            x = self.left + ((low + high) / 2 - window[0]) * per_ns
-            if self.sheet.span(name) <= (high - low) * per_ns - 4 and y1 - y0 >= self.sheet.line:
-                self.sheet.put(name, x, (y0 + y1) / 2, "on-accent", anchor="center")
         for i in inside:
+            low, high = max(float(b.start[i]) - b.zero, window[0]), min(float(b.stop[i]) - b.zero, window[1])
+            until = min(float(b.start[i + 1]) - b.zero, window[1])
+            name, layer = b.name(i), b.layer(i)
+            x = self.left + (low - window[0]) * per_ns
+            if b.start[i] - b.zero >= window[0] and self.sheet.span(name) <= (until - low) * per_ns - 2 and y1 - y0 >= self.sheet.line - 1:
+                self.sheet.put(name, x, (y0 + y1) / 2)
             begin, end = b.gap(i)
+            if (high - low) * per_ns >= 4 and len(marks) < MOST_MARKS:
+                kind = "kernel" if b.is_named(i) and name in self.pages else "op"
+                time = self.t("kernel_gaps.mark.coarse") if b.is_coarse else brief(float(b.stop[i] - b.start[i]) / 1e3)
+                text = self.t(f"kernel_gaps.mark.kernel{'.layer' if layer is not None else ''}", name=name, time=time, layer=layer)
+                outline = "ink" if chosen == (b.side, "kernel", i) else None
+                marks.append(Mark(f"{kind}:{name[:60]}:{b.side}-{i}", low, high, top, 1.0, text, outline, axes=axes))
             low, high = max(begin - b.zero, window[0]), min(end - b.zero, window[1])
-            if (high - low) * per_ns < 6 or len(self.marks) > 200:
-                continue
-            text = self.t("kernel_gaps.mark.gap", time=brief((end - begin) / 1e3), name=b.name(i))
-            outline = "error" if chosen == (b.side, "gap", i) else None
-            self.marks.append(Mark(f"gap:{b.side}-{i}", float(low), float(high), 0.45, 1.0, text, outline, axes=axes))
+            is_chosen = chosen == (b.side, "gap", i)
+            if is_chosen or ((high - low) * per_ns >= 6 and len(marks) < MOST_MARKS):
+                text = self.t("kernel_gaps.mark.gap", time=brief((end - begin) / 1e3), name=name)
+                marks.append(Mark(f"gap:{b.side}-{i}", float(low), float(high), top, 1.0, text, "error" if is_chosen else None, axes=axes))
+        self.marks += marks
 
-    def _layer_marks(self, b: Burst, window: tuple[float, float], axes: str, y: float) -> None:
+    def _layer_marks(self, b: Burst, window: tuple[float, float], axes: str) -> None:
         for layer, (begin, end) in b.layers.items():
             low, high = max(begin - b.zero, window[0]), min(end - b.zero, window[1])
             if high - low < (window[1] - window[0]) * 0.02:
                 continue
             text = self.t("kernel_gaps.mark.layer", layer=layer, time=brief((end - begin) / 1e3))
-            self.marks.append(Mark(f"layer:{b.side}-{layer}", float(low), float(high), 0.0, 0.4, text, axes=axes))
+            self.marks.append(Mark(f"layer:{b.side}-{layer}", float(low), float(high), 0.0, 0.28, text, axes=axes))
 
     # ---- beside ----
 
@@ -363,11 +397,13 @@ class _Picture:
         if high < 8:
             return
         for b in self.found:
-            axes = self._new_axes((first - 0.5, last + 0.5), (1.0, 0), (x0, x1, y0, y0 + high - 4))
+            label = high >= 2.2 * sheet.line
+            axes = self._new_axes((first - 0.5, last + 0.5), (1.0, 0), (x0, x1, y0 + (sheet.line if label else 0), y0 + high - 4))
             part = (b.histogram / b.histogram.sum())[first : last + 1].astype(np.float32)
             x = np.arange(first, last + 1, dtype=np.float32)
             self.series.append(Series(title(b, t), x, part, "bars", Paint("error", hatch="diagonal"), 0.8, np.zeros_like(part), axes))
-            sheet.put(first_fit(sheet, x1 - x0, title(b, t), t(f"kernel_gaps.side.{b.side}.short")), x1, y0 + sheet.line / 2, "muted", anchor="right")
+            name = title(b, t) if label else t(f"kernel_gaps.side.{b.side}.short")
+            sheet.put(name, x1, y0 + sheet.line / 2, "muted", anchor="right", room=x1 - x0)
             y0 += high
         low_edge = "0" if first == 0 else brief(float(edges[first - 1]))
         sheet.put(low_edge, x0, y1 + sheet.line / 2, "muted")
@@ -375,8 +411,10 @@ class _Picture:
         sheet.put(top_edge, x1, y1 + sheet.line / 2, "muted", anchor="right")
 
     def _waits(self, x0: float, x1: float, y0: float, y1: float) -> None:
-        sheet, t, b = self.sheet, self.t, self.found[0]
-        sheet.put(first_fit(sheet, x1 - x0, t("kernel_gaps.waits", side=title(b, t)), t("kernel_gaps.waits.short")), x0, y0 + sheet.line / 2)
+        sheet, t, b = self.sheet, self.t, foremost(self.found)
+        sheet.put(
+            first_fit(sheet, x1 - x0, t("kernel_gaps.waits", side=title(b, t)), t("kernel_gaps.waits.short")), x0, y0 + sheet.line / 2
+        )
         y0 += sheet.line
         known = {mark.id for mark in self.marks}
         for i, text in waits(b, t, max(min(int((y1 - y0) / sheet.line), MOST_WAITS), 0)):
@@ -389,7 +427,11 @@ class _Picture:
     def _legend(self) -> tuple[Paint, ...]:
         t = self.t
         busy = t(f"kernel_gaps.legend.{'gpu' if self.found[-1].is_gpu else 'cpu'}")
-        found = [replace(BUSY, label=busy), replace(WAIT, label=t("kernel_gaps.legend.wait")), replace(HOST, label=t("kernel_gaps.legend.host"))]
+        found = [
+            replace(BUSY, label=busy),
+            replace(WAIT, label=t("kernel_gaps.legend.wait")),
+            replace(HOST, label=t("kernel_gaps.legend.host")),
+        ]
         if any(b.is_gpu for b in self.found):
             found.append(replace(LAUNCH, label=t("kernel_gaps.legend.launch")))
         return tuple(found)
@@ -426,19 +468,21 @@ def lens_cells(b: Burst, wide: int, window: tuple[float, float]) -> np.ndarray:
     return cells
 
 
-def _lay(values: np.ndarray, rows: np.ndarray, names: tuple[str, ...], window: tuple[float, float], zero: int, stages: bool) -> None:
-    """Host rows into cells, each at least one wide."""
-    is_launch = np.array([name.startswith("cu") for name in names], bool)
-    mine = rows[is_launch[rows["name"]] != stages] if len(rows) else rows
-    wide = values.shape[1]
+def host_cells(b: Burst, wide: int, window: tuple[float, float], stages: bool) -> np.ndarray:
+    """uint8 [wide]: stages of the host, or its launches, each at least a cell wide; clear elsewhere."""
+    cells = np.full(wide, CLEAR, np.uint8)
+    is_launch = np.array([name.startswith("cu") for name in b.it.names], bool)
+    mine = b.it.host[is_launch[b.it.host["name"]] != stages] if len(b.it.host) else b.it.host
     scale = wide / (window[1] - window[0])
-    for start, stop in zip((mine["start_ns"] - zero).tolist(), (mine["stop_ns"] - zero).tolist()):
-        a, z = (start - window[0]) * scale, (stop - window[0]) * scale
-        if z >= 0 and a < wide:
-            a = max(int(a), 0)
-            values[:, a : max(int(z), a + 1)] = 2 if stages else 3
-            if stages and z < wide and int(z) > a + 3:
-                values[:, int(z) - 1] = CLEAR
+    for start, stop in zip((mine["start_ns"] - b.zero).tolist(), (mine["stop_ns"] - b.zero).tolist()):
+        first, last = (start - window[0]) * scale, (stop - window[0]) * scale
+        if last < 0 or first >= wide:
+            continue
+        first = max(int(first), 0)
+        cells[first : max(int(last), first + 1)] = 2 if stages else 3
+        if stages and last < wide and int(last) > first + 3:
+            cells[int(last) - 1] = CLEAR
+    return cells
 
 
 # ---- what can be asked for ----
@@ -449,7 +493,8 @@ def _offers(trace: Trace, state: ViewState, found: tuple[Burst, ...]) -> tuple[O
     works = len(trace.rows("works", step, step))
     why = "" if works else t("kernel_gaps.offer.why")
     both = t("kernel_gaps.offer.both")
-    modes = ((both, {"step": step}), (t("kernel_gaps.offer.off"), {"step": step, "modes": [False]}), (t("kernel_gaps.offer.on"), {"step": step, "modes": [True]}))
+    one = tuple((t(f"kernel_gaps.offer.{'on' if on else 'off'}"), {"step": step, "modes": [on]}) for on in (False, True))
+    modes = ((both, {"step": step}), *one)
     return (Offer("timeline", t("kernel_gaps.offer"), "timeline", modes, why),)
 
 
@@ -458,7 +503,7 @@ def summary(trace: Trace, state: ViewState) -> str:
     found = bursts(trace, step)
     if not found:
         return t("kernel_gaps.damaged" if of_kind(trace, Timeline) else "kernel_gaps.empty", step=step)
-    longest = waits(found[0], t, 1)
+    longest = waits(foremost(found), t, 1)
     last = [t("kernel_gaps.longest", wait=longest[0][1])] if longest else []
     return " ".join([headline(found, t) + ".", sentences(found, t)[0], *notes(found, step, t), *last])
 
@@ -472,8 +517,9 @@ def _ask(answer: Callable[[tuple[Burst, ...]], str]) -> Callable[[Trace, ViewSta
 
 
 def _longest_after(found: tuple[Burst, ...]) -> str:
-    places = found[0].longest(1)
-    return found[0].name(places[0]) if places else ""
+    of = foremost(found)
+    places = of.longest(1)
+    return of.name(places[0]) if places else ""
 
 
 WORDS = {
@@ -523,14 +569,14 @@ WORDS = {
     "kernel_gaps.waits": "Longest waits ({side})",
     "kernel_gaps.waits.short": "Longest waits",
     "kernel_gaps.wait": "{time} after {where}",
-    "kernel_gaps.wait.layer": "{name}, layer {layer}",
+    "kernel_gaps.wait.layer": "{name}, L{layer}",
     "kernel_gaps.wait.why": " ({stage})",
     "kernel_gaps.longest": "Longest wait: {wait}.",
-    "kernel_gaps.stage.schedule": "host schedules",
-    "kernel_gaps.stage.build": "host builds inputs",
-    "kernel_gaps.stage.launch": "host launches",
-    "kernel_gaps.stage.sync": "host waits for the device",
-    "kernel_gaps.stage.commit": "host commits tokens",
+    "kernel_gaps.stage.schedule": "schedule",
+    "kernel_gaps.stage.build": "build",
+    "kernel_gaps.stage.launch": "launch",
+    "kernel_gaps.stage.sync": "sync",
+    "kernel_gaps.stage.commit": "commit",
     "kernel_gaps.badge.cupti": "{device}: CUPTI, with the profiler attached",
     "kernel_gaps.badge.cpu": "{device}: the host's clock around each operation",
     "kernel_gaps.legend.gpu": "GPU runs a kernel",
@@ -558,7 +604,7 @@ VIEW = View(
         Ask("How long is the mean wait between two kernels or operations (last figure)?", _ask(lambda f: brief(f[-1].mean_gap_us))),
         Ask("How many kernels or operations does one step launch (last figure)?", _ask(lambda f: f"{f[-1].kernels:,.0f}")),
         Ask("How long is the (upper) whole step?", _ask(lambda f: duration(f[0].length / 1e3))),
-        Ask("After which kernel or operation does the device wait longest?", _ask(_longest_after)),
+        Ask("After which kernel or operation is the longest of the listed waits?", _ask(_longest_after)),
     ),
     order=125,
 )
