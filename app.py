@@ -68,6 +68,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--room-minutes", type=float, default=2, help="after so many idle minutes a room ends, with --public")
     p.add_argument("--proxies", type=int, default=int(IS_SPACE), help="trusted proxies in front of this server")
     p.add_argument("--own-process", action=argparse.BooleanOptionalAction, help="engine in a process of its own (default: on a GPU)")
+    p.add_argument("--nvtx", action="store_true", help="name stages and operations for Nsight Systems")
     p.add_argument(
         "--host", default=os.environ.get("GRADIO_SERVER_NAME") or ("0.0.0.0" if IS_SPACE else "127.0.0.1"),
         help="on a loopback address only pages of this machine are let in; behind a proxy say --proxies too",
@@ -94,7 +95,8 @@ def source_of(args: argparse.Namespace) -> Lobby:
     if args.recording:
         return Lobby(RecordingSource(load(args.recording)), shelf, public=args.public)
     check_model(args.model)
-    config = EngineConfig(ModelSource(args.model, args.device, args.dtype, args.backend), CacheConfig(num_pages=args.pages))
+    source = ModelSource(args.model, args.device, args.dtype, args.backend)
+    config = EngineConfig(source, CacheConfig(num_pages=args.pages), nvtx=args.nvtx)
     hosting = Hosting(60 * args.room_minutes) if args.public else None
     config = for_many(config, args.rooms or rooms_that_fit()) if args.public else config
     return Lobby(LiveSource(session_of(config, args).start(), hosting=hosting), shelf, public=args.public)

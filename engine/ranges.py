@@ -14,14 +14,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from engine.errors import EngineError
 from engine.ops import CALLED
 from engine.probe import NO_PROBE, Parts
-from engine.profile import weights_of
 
 if TYPE_CHECKING:
     from engine.core import EngineCore
@@ -38,8 +38,11 @@ class Sink(Protocol):
 
 
 def nvtx_sink() -> Sink:
-    """NVTX ranges. Raises RuntimeError where torch has none."""
-    return _Nvtx()
+    """NVTX ranges. Raises EngineError "no_nvtx" where torch has none."""
+    try:
+        return _Nvtx()
+    except RuntimeError as error:
+        raise EngineError("no_nvtx", "This torch was built without NVTX. Start without --nvtx.") from error
 
 
 class _Nvtx:
@@ -197,3 +200,18 @@ class _Named:
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._model, name)
+
+
+def weights_of(model) -> dict[int, tuple[str, int]]:
+    """id of each weight → (its field, layer); what comes before the layers counts as the first, what comes after them as
+    one behind the last."""
+    found = {}
+    for index, layer in enumerate(model.layers):
+        names = [f.name for f in fields(layer)] if is_dataclass(layer) else list(vars(layer))
+        for name in names:
+            value = getattr(layer, name)
+            if isinstance(value, torch.Tensor):
+                found[id(value)] = (name, index)
+    found[id(model.norm)] = ("norm", len(model.layers))
+    found[id(model.embedding)] = ("embedding", 0)
+    return found

@@ -7,6 +7,8 @@ import torch
 
 from engine.build import build_core
 from engine.config import CacheConfig, EngineConfig, ModelSource, SchedulerConfig
+from engine.errors import EngineError
+from engine.generate import config_from, parser
 from engine.ranges import nvtx_sink, watch
 from engine.request import SamplingParams
 
@@ -104,5 +106,18 @@ def test_where_torch_has_no_nvtx_it_says_so_at_the_start(monkeypatch):
         raise RuntimeError("NVTX functions not installed")
 
     monkeypatch.setattr(torch.cuda.nvtx, "range_push", missing)
-    with pytest.raises(RuntimeError, match="NVTX"):
+    with pytest.raises(EngineError, match="NVTX"):
         nvtx_sink()
+
+
+def test_an_engine_that_is_asked_for_them_has_them_and_others_have_none(tiny_llama, nvtx, core):
+    config = EngineConfig(ModelSource(str(tiny_llama), "cpu", "float32"), CacheConfig(num_pages=64), SchedulerConfig(4, 64), nvtx=True)
+    named = build_core(config)[0]
+    for each in (named, core):
+        add(each)
+        each.step()
+    assert len(nvtx.steps) == 1 and "run" not in vars(core.runner)
+
+
+def test_the_command_lines_have_the_switch():
+    assert config_from(parser().parse_args(["--prompt", "x", "--nvtx"])).nvtx and not config_from(parser().parse_args([])).nvtx

@@ -212,6 +212,7 @@ WORDS = {
     "error.not_recorded": "Step {step} computed nothing that can be computed again. Choose another step.",
     "error.not_recorded.lost": "Tokens that step {step} read are not in the record any more. Choose a later step.",
     "error.not_yours": "Only the host may stop somebody else's request. You can stop your own.",
+    "error.no_nvtx": "This torch was built without NVTX. Start without --nvtx.",
     "error.nothing_to_compare": "There is nothing to run again yet. Send a prompt or start an example first.",
     "error.nothing_to_save": "This page shows a recording: there is nothing new to save. Go live first.",
     "error.cannot_open": "A recording cannot be opened here. Start the app with --recording instead.",
