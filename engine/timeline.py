@@ -47,6 +47,8 @@ MAX_WARM_UP = 8  # launches with which a profiler begins: CUPTI may lose the fir
 MAX_FUNCTION = 400  # characters of a kernel's name
 MODES = (False, True)  # graphs off, on
 NO_OPERATION = ("", -1)
+TOO_MANY = "These requests do not fit into the cache together. Choose a step with fewer of them."
+COPY = "Mem"  # begins the names of copies and fills
 
 
 def check(core: EngineCore, sequences: Sequence[Sequence[int]], modes: Sequence[bool]) -> None:
@@ -99,7 +101,9 @@ class _Burst:
         yield 1.0, "Timing decode steps under the profiler"
 
     def _until_all_decode(self) -> Iterator[tuple[float, str]]:
-        sampling = SamplingParams(max_tokens=WARM + PLAIN + STEPS + SPARE, ignore_eos=True, seed=0)
+        budget = self.room.config.scheduler.max_num_batched_tokens
+        reading = sum(map(len, self.sequences)) // max(budget - len(self.sequences), 1) + 2 * len(self.sequences)  # others write meanwhile
+        sampling = SamplingParams(max_tokens=reading + WARM + PLAIN + STEPS + SPARE, ignore_eos=True, seed=0)
         for ids in self.sequences:
             self.core.add("", tuple(ids), sampling, room=self.room.name)
         for _ in range(READY):
@@ -110,7 +114,7 @@ class _Burst:
             yield 0.1, "Reading the requests again"
             if not self.room.has_work:
                 break
-        raise EngineError("timeline_stopped", "These requests do not fit into the cache together. Choose a step with fewer of them.")
+        raise EngineError("timeline_stopped", TOO_MANY)
 
     def _step(self):
         record = self.core.step(self.room.name, self.probe)
@@ -120,6 +124,12 @@ class _Burst:
             self.ran_size = record.result.graph_size
         return record
 
+    def _decode(self) -> None:
+        """A step in which every request computes its token."""
+        record = self._step()
+        if record is None or len(record.plan.works) != len(self.sequences):
+            raise EngineError("timeline_stopped", TOO_MANY)
+
     def _size(self) -> int | None:
         """The captured size that the room's steps take."""
         return next((n for n in self.core.runner.graphs.sizes if n >= len(self.sequences)), None)
@@ -127,11 +137,11 @@ class _Burst:
     def _plain_us(self) -> float:
         """Median of steps without a profiler."""
         for _ in range(WARM):
-            self._step()
+            self._decode()
         found = []
         for _ in range(PLAIN):
             began = time.perf_counter()
-            self._step()
+            self._decode()
             found.append((time.perf_counter() - began) * 1e6)
         return statistics.median(found)
 
@@ -144,7 +154,7 @@ class _Burst:
             for sink.step in range(steps):
                 sink.begin("step")
                 try:
-                    self._step()
+                    self._decode()
                 finally:
                     watch._end_build()
                     sink.end()
@@ -420,19 +430,21 @@ def known_kernels(events: list, names: Sequence[tuple[str, int]]) -> list[Known]
 
 
 def named(rows: Rows, known: Sequence[Known], launched_by: str) -> tuple[Rows, tuple[str, ...]]:
-    """Kernels with their operations by their place in a step, and what could not be named.
+    """Kernels with their operations by their place in a step, and what could not be named. Copies have no operation.
 
     Args:
         launched_by: what a launch's name must contain for its kernels to be among the known ones; "": any.
     """
+    known = [kernel for kernel in known if not kernel[0].startswith(COPY)]
     of_step: dict[int, list[int]] = {}
     for i, k in enumerate(rows.kernels):
-        if launched_by in rows.host[k.launch][0]:
+        if launched_by in rows.host[k.launch][0] and not k.function.startswith(COPY):
             of_step.setdefault(k.step, []).append(i)
-    if not of_step or not known or any(len(mine) != len(known) for mine in of_step.values()):
+    alike = [mine for mine in of_step.values() if known and len(mine) == len(known)]
+    if not alike:
         return rows, ("not_named",)
-    kernels, differ = list(rows.kernels), False
-    for mine in of_step.values():
+    kernels, differ = list(rows.kernels), len(alike) < len(of_step)
+    for mine in alike:
         for i, (function, operation, layer) in zip(mine, known, strict=True):
             same = kernels[i].function == function
             differ |= not same

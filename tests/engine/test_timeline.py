@@ -99,6 +99,13 @@ def test_requests_that_do_not_fit_together_end_it_with_a_sentence(core):
     assert not made and "do not fit" in note and set(core.rooms) == {"main"}
 
 
+def test_requests_that_are_read_one_after_the_other_still_decode_together(core):
+    core.reconfigure(replace(core.config, scheduler=replace(core.config.scheduler, max_num_batched_tokens=16)))
+    long = PastStep(3, (), (tuple(range(5, 10)), tuple(range(3, 240)), tuple(range(7, 90))), ())
+    (it,), note = run(core, long)
+    assert not note and it.num_seqs == 3 and len(it.kernels) == STEPS * len(STEP)
+
+
 def test_both_modes_are_taken_one_after_the_other_where_there_are_graphs(core):
     core.runner.record_graph = again
     core.runner.ops = replace(core.runner.ops, is_captured=True)
@@ -209,6 +216,15 @@ def test_another_number_of_kernels_names_none_and_another_function_not_that_one(
         assert same == rows and unseen == ("not_named",)
     found, unseen = named(rows, [KNOWN[0], ("other gemm", "o", 1), KNOWN[2]], "GraphLaunch")
     assert unseen == ("partly_named",) and [k.operation for k in found.kernels][1:4] == ["rms_norm", "", "sample"]
+
+
+def test_copies_do_not_count_and_a_step_with_another_number_of_kernels_is_not_named():
+    rows, _, _ = rows_of(GRAPHS, NAMES)
+    assert named(rows, [("Memset", "", -1), *KNOWN], "") == named(rows, KNOWN, "GraphLaunch")
+    more = [*GRAPHS, Event("another", CUDA, 2950, 10, 4)]
+    rows, _, _ = rows_of(more, NAMES)
+    found, unseen = named(rows, KNOWN, "GraphLaunch")
+    assert unseen == ("partly_named",) and [bool(k.operation) for k in found.kernels] == [False, True, True, True, *[False] * 4]
 
 
 def test_a_session_that_lost_kernels_says_so_and_one_without_marks_is_not_believed():
