@@ -19,6 +19,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import gradio as gr
 
+from engine.artifacts import Timeline, of_kind
 from engine.audience import Hosting, LiveSource, for_many, rooms_that_fit
 from engine.burst_session import BURST_S, BurstSession
 from engine.chrome_trace import chrome_trace
@@ -84,6 +85,13 @@ def shipped(preset: str) -> Trace | None:
 
 
 @cache
+def shipped_timelines() -> tuple[Timeline, ...]:
+    """A GPU's, for a page without one: those of the first recording that brings any."""
+    found = (of_kind(trace, Timeline) for preset in ("shared", *WORKLOADS) if (trace := shipped(preset)) is not None)
+    return next((timelines for timelines in found if timelines), ())
+
+
+@cache
 def read_once(path: Path) -> Trace:
     """A Trace never changes, so all newcomers may share it."""
     return load(path)
@@ -99,7 +107,7 @@ def source_of(args: argparse.Namespace) -> Lobby:
     config = EngineConfig(source, CacheConfig(num_pages=args.pages), nvtx=args.nvtx)
     hosting = Hosting(60 * args.room_minutes) if args.public else None
     config = for_many(config, args.rooms or rooms_that_fit()) if args.public else config
-    return Lobby(LiveSource(session_of(config, args).start(), hosting=hosting), shelf, public=args.public)
+    return Lobby(LiveSource(session_of(config, args).start(), hosting=hosting, beside=shipped_timelines), shelf, public=args.public)
 
 
 def session_of(config: EngineConfig, args: argparse.Namespace) -> Session:

@@ -26,9 +26,11 @@ _TEMPLATE = re.compile(r"^(?:void |static )*")
 
 @dataclass(frozen=True)
 class Burst:
-    """A Timeline with what was counted in it. Times in ns."""
+    """A Timeline with what was counted in it. Times in ns. `foreign`: it is of another machine than the
+    run, out of a recording."""
 
     it: Timeline
+    foreign: bool = False
 
     @property
     def is_gpu(self) -> bool:
@@ -200,7 +202,8 @@ def brief_name(function: str) -> str:
 def bursts(trace: Trace, step: int) -> tuple[Burst, ...]:
     """Of the step nearest to this one, graphs off before on; a CPU's first. Of another device the newest."""
     found: dict[str, Burst] = {}
-    usable = [burst for burst in map(Burst, of_kind(trace, Timeline)) if burst.usable]
+    here = trace.meta.get("device")
+    usable = [burst for it in of_kind(trace, Timeline) if (burst := Burst(it, here not in (None, it.device))).usable]
     for is_gpu in (False, True):
         mine = [burst for burst in usable if burst.is_gpu == is_gpu]
         near = min(reversed(mine), key=lambda burst: abs(burst.it.step_id - step), default=None)

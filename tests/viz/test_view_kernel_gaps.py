@@ -12,10 +12,11 @@ import pytest
 from engine.jobs import JOBS
 from engine.recording import decode, encode
 from engine.trace import Trace
-from tests.viz.kernel_scenarios import KERNEL_MAKERS, kernels, with_artifacts
+from tests.viz.kernel_scenarios import CPU, GPU, KERNEL_MAKERS, kernels
 from tests.viz.scenarios import scenario
-from tests.viz.timeline_scenarios import TIMELINE_MAKERS, cpu, off, on, timeline, timelines
+from tests.viz.timeline_scenarios import TIMELINE_MAKERS, cpu, off, on, run_on, timeline, timelines
 from tests.viz.valid import check_frame, frame_bytes
+from viz.chapter import moment
 from viz.registry import load_views
 from viz.timelines import Burst, brief_name, bursts
 from viz.view import Frame, ViewState, render
@@ -135,13 +136,13 @@ def test_a_functions_name_is_said_without_its_types() -> None:
 
 def test_graphs_off_stand_above_graphs_on_whichever_is_newer() -> None:
     for artifacts in ((off(), on()), (on(), off())):
-        assert [b.side for b in bursts(with_artifacts(*artifacts), 4)] == ["off", "on"]
-    said = texts(draw(with_artifacts(on(), off()), size=(1240, 560)))
+        assert [b.side for b in bursts(run_on(GPU, *artifacts), 4)] == ["off", "on"]
+    said = texts(draw(run_on(GPU, on(), off()), size=(1240, 560)))
     assert "GPU busy 9 % → 72 %" in said and "Mean wait between two kernels: 30 µs → 1.2 µs" in said
 
 
 def test_those_of_the_nearest_step_are_shown_and_the_newest_of_a_kind() -> None:
-    trace = with_artifacts(off(), on(), off(step_id=9), off(step_id=9, num_seqs=5))
+    trace = run_on(GPU, off(), on(), off(step_id=9), off(step_id=9, num_seqs=5))
     assert [(b.it.step_id, b.side) for b in bursts(trace, 5)] == [(4, "off"), (4, "on")]
     (only,) = bursts(trace, 9)
     assert only.it.num_seqs == 5
@@ -152,9 +153,17 @@ def test_those_of_the_nearest_step_are_shown_and_the_newest_of_a_kind() -> None:
 
 def test_a_recorded_gpu_stands_beside_a_live_cpu_each_with_its_badge() -> None:
     frame = draw(timelines("cpu_beside_gpu"), size=(1240, 560))
-    assert {badge.text.partition(":")[0] for badge in frame.badges} == {"x86-64 CPU, 2 threads", "NVIDIA H200"}
-    assert all(badge.kind == "measured" for badge in frame.badges)
+    assert [(badge.kind, badge.text.partition(":")[0]) for badge in frame.badges] == [("measured", CPU), ("recorded", GPU)]
     assert [r.name for r in frame.rasters if r.name.startswith("token")] == ["token cpu", "token off", "token on"]
+    assert f"The GPU's part is of a recording: {GPU}." in frame.summary
+    figures = {mark.id: mark.text for mark in frame.marks if mark.id.startswith("figure:")}
+    assert figures["figure:kernels"] == "23 launched", "the live run's own"
+
+
+def test_what_a_recording_lends_is_nobodys_own_step() -> None:
+    trace = timelines("cpu_beside_gpu")
+    assert [b.foreign for b in bursts(trace, 4)] == [False, True, True]
+    assert moment(trace, ("timeline", {}), 4) == 4 and moment(run_on(CPU, off()), ("timeline", {}), 4) is None
 
 
 def test_a_cpu_alone_says_that_it_runs_the_operations_itself() -> None:
@@ -175,7 +184,7 @@ def test_without_timelines_it_says_what_to_press_and_broken_ones_are_said_to_be_
     frame = render(VIEW, scenario("busy"), ViewState(step=3))
     check_frame(frame, ViewState(step=3))
     assert frame.offers[0].label in frame.summary
-    assert "damaged" in draw(with_artifacts(timeline(steps=2))).summary
+    assert "damaged" in draw(run_on(GPU, timeline(steps=2))).summary
 
 
 @pytest.mark.parametrize("name", KERNEL_MAKERS)
@@ -210,7 +219,7 @@ def test_a_lens_is_200_us_wide_and_goes_where_was_clicked_on_both() -> None:
 
 
 def test_a_layer_fills_the_lens_and_the_same_layer_is_shown_on_the_other() -> None:
-    trace = with_artifacts(off(layers=30), on(layers=30))
+    trace = run_on(GPU, off(layers=30), on(layers=30))
     frame = draw(trace, size=(1240, 700), selection="layer:on-7")
     for b in bursts(trace, 4):
         low, high = (t - b.zero for t in b.layers[7])

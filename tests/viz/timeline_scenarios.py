@@ -7,7 +7,7 @@ from functools import cache
 import numpy as np
 
 from engine.artifacts import HOST_ROW, KERNEL_ROW, STAGES, Timeline
-from engine.trace import Trace
+from engine.trace import TABLES, Trace
 from tests.viz.kernel_scenarios import CPU, GPU, cards, with_artifacts
 
 OPS = ("decode_qkv", "flash_decode", "decode_linear", "decode_gate_up", "decode_linear")
@@ -75,28 +75,35 @@ def cpu(**changes: object) -> Timeline:
     return timeline(**{**it, **changes})
 
 
+def run_on(device: str, *artifacts: object) -> Trace:
+    """The busy run, as if on this device."""
+    trace = with_artifacts(*artifacts)
+    tables = {name: getattr(trace, name) for name in TABLES}
+    return Trace(tables, trace.sequences, trace.token_texts, {**trace.meta, "device": device}, artifacts, trace.errors)
+
+
 def both() -> Trace:
-    return with_artifacts(*cards(), off(), on())
+    return run_on(GPU, *cards(), off(), on())
 
 
 def only_off() -> Trace:
-    return with_artifacts(off(num_seqs=3, layers=30), off(step_id=9, gap_ns=90_000))
+    return run_on(GPU, off(num_seqs=3, layers=30), off(step_id=9, gap_ns=90_000))
 
 
 def only_on() -> Trace:
-    return with_artifacts(on(num_seqs=7, graph_size=8, layers=30))
+    return run_on(GPU, on(num_seqs=7, graph_size=8, layers=30))
 
 
 def only_cpu() -> Trace:
-    return with_artifacts(*cards(), cpu(layers=30))
+    return run_on(CPU, *cards(), cpu(layers=30))
 
 
 def cpu_beside_gpu() -> Trace:
-    return with_artifacts(cpu(), off(layers=30), on(layers=30))
+    return run_on(CPU, cpu(), off(layers=30), on(layers=30))
 
 
 def unnamed() -> Trace:
-    return with_artifacts(off(named=False, unseen=("not_named",)), on(named=False, unseen=("lost", "not_named"), resolution_ns=1000.0))
+    return run_on(GPU, off(named=False, unseen=("not_named",)), on(named=False, unseen=("lost", "not_named"), resolution_ns=1000.0))
 
 
 def broken() -> Trace:
@@ -104,7 +111,7 @@ def broken() -> Trace:
     nasty = '<img src=x onerror="alert(1)">\u202e' + "x" * 300
     none = np.zeros(0, KERNEL_ROW)
     short = timeline(steps=2), timeline(kernels=none), timeline(kernels=none, host=np.zeros(0, HOST_ROW), names=())
-    return with_artifacts(*short, cpu(device=nasty), off(names=(nasty,) * 20, device=nasty, plain_us=0.0))
+    return run_on(GPU, *short, cpu(device=nasty), off(names=(nasty,) * 20, device=nasty, plain_us=0.0))
 
 
 TIMELINE_MAKERS = {f.__name__: f for f in (both, only_off, only_on, only_cpu, cpu_beside_gpu, unnamed, broken)}

@@ -21,7 +21,8 @@ _STAGES = ("schedule", "build", "launch", "sync", "commit")
 
 
 def _found(trace: Trace, step: int) -> tuple[Burst, ...]:
-    return tuple(b for b in bursts(trace, step) if b.it.step_id == step)
+    """This run's own bursts of a step."""
+    return tuple(b for b in bursts(trace, step) if b.it.step_id == step and not b.foreign)
 
 
 def _said(b: Burst) -> dict[str, object]:

@@ -82,7 +82,9 @@ def figures_of(b: Burst, t: Words) -> tuple[tuple[str, str], ...]:
 
 def notes(found: tuple[Burst, ...], step: int, t: Words) -> tuple[str, ...]:
     """What is not shown, and which step's requests these are."""
-    said = [t("kernel_gaps.other_step", step=found[-1].it.step_id)] if found[-1].it.step_id != step else []
+    own, foreign = [b for b in found if not b.foreign], [b for b in found if b.foreign]
+    said = [t("kernel_gaps.recorded", device=visible(foreign[-1].it.device)[:60])] if foreign else []
+    said += [t("kernel_gaps.other_step", step=own[-1].it.step_id)] if own and own[-1].it.step_id != step else []
     said += [t(f"kernel_gaps.unseen.{code}") for code in dict.fromkeys(c for b in found for c in b.it.unseen)]
     said += [t("kernel_gaps.coarse", tick=brief(b.it.resolution_ns / 1e3)) for b in found if b.is_coarse][:1]
     sides = {b.side for b in found}
@@ -116,7 +118,13 @@ def foremost(found: tuple[Burst, ...]) -> Burst:
 
 
 def _badges(found: tuple[Burst, ...], t: Words) -> tuple[Badge, ...]:
-    made = [Badge("measured", t(f"kernel_gaps.badge.{'cupti' if b.is_gpu else 'cpu'}", device=visible(b.it.device)[:60])) for b in found]
+    made = [
+        Badge(
+            "recorded" if b.foreign else "measured",
+            t(f"kernel_gaps.badge.{'cupti' if b.is_gpu else 'cpu'}", device=visible(b.it.device)[:60]),
+        )
+        for b in found
+    ]
     return tuple(dict.fromkeys(made))
 
 
@@ -220,7 +228,7 @@ class _Picture:
     def _head(self, tall: float) -> float:
         """The figure and its sentence; where the next thing may begin."""
         sheet, said, step = self.sheet, headline(self.found, self.t), self.trace.clamp(self.state.step)
-        figures = figures_of(self.found[-1], self.t)
+        figures = figures_of([*(b for b in self.found if b.foreign), *(b for b in self.found if not b.foreign)][-1], self.t)
         wide = sum(sheet.span(text) + 18 for _, text in figures)
         big = BIG if tall >= 15 and len(said) * BIG * 0.6 <= sheet.width - 20 - wide else sheet.font
         high = round(big * 1.3)
@@ -537,6 +545,7 @@ WORDS = {
     ),
     "kernel_gaps.says.short": "Mean wait {gap}; {kernels} {what} a step in {token}.",
     "kernel_gaps.says.shorter": "Mean wait {gap}.",
+    "kernel_gaps.recorded": "The GPU's part is of a recording: {device}.",
     "kernel_gaps.other_step": "These are the requests of step {step:,}.",
     "kernel_gaps.unseen.lost": "The profiler lost kernels: this timeline is incomplete.",
     "kernel_gaps.unseen.not_named": "Kernels could not be matched with operations: they have their functions' names.",

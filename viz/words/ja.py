@@ -1438,6 +1438,7 @@ WORDS = {
     ),
     "kernel_gaps.says.short": "平均の待ち{gap}、1ステップの{what}数{kernels}、{token}。",
     "kernel_gaps.says.shorter": "平均の待ち{gap}。",
+    "kernel_gaps.recorded": "GPUの部分は録画のものです：{device}。",
     "kernel_gaps.other_step": "ステップ{step:,}のリクエストです。",
     "kernel_gaps.unseen.lost": "プロファイラがカーネルを取りこぼしました。このタイムラインは不完全です。",
     "kernel_gaps.unseen.not_named": "カーネルを演算に対応付けられませんでした。関数名で示します。",
