@@ -14,8 +14,8 @@ OPS = ("decode_qkv", "flash_decode", "decode_linear", "decode_gate_up", "decode_
 
 
 def timeline(
-    graph_size: int = 0, step_id: int = 4, steps: int = 6, layers: int = 4, kernel_ns: int = 3000, gap_ns: int = 27_000, between_ns: int = 90_000,
-    source: str = "CUPTI", named: bool = True, **changes: object,
+    graph_size: int = 0, step_id: int = 4, steps: int = 6, layers: int = 4, kernel_ns: int = 3000, gap_ns: int = 27_000,
+    between_ns: int = 90_000, source: str = "CUPTI", named: bool = True, **changes: object,
 ) -> Timeline:  # fmt: skip
     """Each step: embedding, five kernels a layer, lm_head, sample. Every wait is `gap_ns`, that before the next step
     `between_ns`."""

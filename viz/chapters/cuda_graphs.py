@@ -140,7 +140,9 @@ WORDS = {
     f"{_OWN}title": "CUDA graphs",
     f"{_OWN}question": "Why does a GPU wait for its CPU, and what does a graph change?",
     f"{_OWN}waits": "{what}",
-    f"{_OWN}waits.gpu": "One token takes {kernels} kernels. Launched one by one, the GPU works {busy} of the time and waits {gap} between two.",
+    f"{_OWN}waits.gpu": (
+        "One token takes {kernels} kernels. Launched one by one the GPU works {busy} of the time and waits {gap} after each."
+    ),
     f"{_OWN}waits.cpu": "One token takes {kernels} operations. Python starts each: {busy} of the time is work, {gap} lie between two.",
     f"{_OWN}waits.ask": "Soon three write at once. Click the figure in a frame that stays as it is.",
     f"{_OWN}waits.reveal": (
@@ -165,7 +167,7 @@ WORDS = {
         "{reader} reads {n:,} token in it, and another number later. Such a step is launched kernel by kernel.",
         "{reader} reads {n:,} tokens in it, and another number later. Such a step is launched kernel by kernel.",
     ),
-    f"{_OWN}again": "{who} write again. The talk saw waits of about 100 µs without graphs; here they are {gap} on average, {share} of the time.",
+    f"{_OWN}again": ("{who} write again. The talk saw waits of about 100 µs without graphs; here the mean is {gap}, {share} of the time."),
 }
 
 CHAPTER = Chapter(

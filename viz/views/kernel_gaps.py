@@ -70,6 +70,7 @@ def sentences(found: tuple[Burst, ...], t: Words) -> tuple[str, ...]:
         "gap": _arrow(found, lambda b: brief(b.mean_gap_us)), "kernels": _arrow(found, lambda b: f"{b.kernels:,.0f}"),
         "token": _arrow(found, lambda b: duration(b.token_us)), "plain": _arrow(found, lambda b: duration(b.it.plain_us)),
         "what": t(f"kernel_gaps.what.{'gpu' if found[-1].is_gpu else 'cpu'}"),
+        "how": t(f"kernel_gaps.how.{'gpu' if found[-1].is_gpu else 'cpu'}"),
     }  # fmt: skip
     return tuple(t(f"kernel_gaps.says{form}", **fields) for form in ("", ".short", ".shorter"))
 
@@ -77,7 +78,8 @@ def sentences(found: tuple[Burst, ...], t: Words) -> tuple[str, ...]:
 def figures_of(b: Burst, t: Words) -> tuple[tuple[str, str], ...]:
     """(name, what it says) of the figures that can be chosen."""
     values = {"kernels": f"{b.kernels:,.0f}", "gap": brief(b.mean_gap_us), "token": duration(b.token_us)}
-    return tuple((key, t(f"kernel_gaps.figure.{key}", value=value)) for key, value in values.items())
+    what = t(f"kernel_gaps.what.{'gpu' if b.is_gpu else 'cpu'}")
+    return tuple((key, t(f"kernel_gaps.figure.{key}", value=value, what=what)) for key, value in values.items())
 
 
 def notes(found: tuple[Burst, ...], step: int, t: Words) -> tuple[str, ...]:
@@ -327,14 +329,26 @@ class _Picture:
         wide = max(int(self.right - self.left), 1)
         names_at = min(0.55, 0.3 + sheet.line / (y1 - y0))
         for what, values, top, bottom in (
-            ("stages", host_cells(b, wide, window, stages=True), 0.0, 0.16),
-            ("launches", host_cells(b, wide, window, stages=False), 0.16, 0.28),
+            ("stages", host_cells(b, wide, window, stages=True), 0.0, 0.18),
+            ("launches", host_cells(b, wide, window, stages=False), 0.18, 0.28),
             ("kernels", lens_cells(b, wide, window), names_at, 1.0),
         ):
             self.rasters.append(Raster(f"{what} {b.side}", values[None], *window, top, bottom, PAINTS, axes=axes))
+        self._stage_names(b, window, y0, y0 + 0.18 * (y1 - y0))
         self._links(b, window, axes, names_at)
         self._kernel_marks(b, window, axes, names_at, y0 + 0.28 * (y1 - y0), y0 + names_at * (y1 - y0))
         self._layer_marks(b, window, axes)
+
+    def _stage_names(self, b: Burst, window: tuple[float, float], y0: float, y1: float) -> None:
+        """In the stages of the host that are wide enough."""
+        per_ns = (self.right - self.left) / (window[1] - window[0])
+        for row in b.it.host if y1 - y0 >= self.sheet.font else ():
+            name = b.it.names[row["name"]]
+            low, high = max(int(row["start_ns"]) - b.zero, window[0]), min(int(row["stop_ns"]) - b.zero, window[1])
+            if name in _STAGES and high > low:
+                said = self.t(f"kernel_gaps.stage.{name}")
+                if self.sheet.span(said) <= (high - low) * per_ns - 8:
+                    self.sheet.put(said, self.left + ((low + high) / 2 - window[0]) * per_ns, (y0 + y1) / 2, "on-cached", anchor="center")
 
     def _links(self, b: Burst, window: tuple[float, float], axes: str, bottom: float) -> None:
         """A thin line from each launch to its (first) kernel."""
@@ -503,6 +517,8 @@ def _offers(trace: Trace, state: ViewState, found: tuple[Burst, ...]) -> tuple[O
     both = t("kernel_gaps.offer.both")
     one = tuple((t(f"kernel_gaps.offer.{'on' if on else 'off'}"), {"step": step, "modes": [on]}) for on in (False, True))
     modes = ((both, {"step": step}), *one)
+    if " CPU" in str(trace.meta.get("device", "")):  # it has no graphs
+        modes = ((t("kernel_gaps.offer"), {"step": step, "modes": [False]}),)
     return (Offer("timeline", t("kernel_gaps.offer"), "timeline", modes, why),)
 
 
@@ -538,11 +554,11 @@ WORDS = {
     "kernel_gaps.damaged": "The timelines of this record are too short or damaged. Press “Take a timeline” on the live engine.",
     "kernel_gaps.busy.gpu": "GPU busy {busy}",
     "kernel_gaps.busy.cpu": "In operations {busy}",
+    "kernel_gaps.how.gpu": "under the profiler",
+    "kernel_gaps.how.cpu": "with the clocks",
     "kernel_gaps.what.gpu": "kernels",
     "kernel_gaps.what.cpu": "operations",
-    "kernel_gaps.says": (
-        "Mean wait between two {what}: {gap}. {kernels} {what} a step, {token} a step under the profiler, {plain} without it."
-    ),
+    "kernel_gaps.says": ("Mean wait between two {what}: {gap}. {kernels} {what} a step. A step takes {token} {how}, {plain} without."),
     "kernel_gaps.says.short": "Mean wait {gap}; {kernels} {what} a step in {token}.",
     "kernel_gaps.says.shorter": "Mean wait {gap}.",
     "kernel_gaps.recorded": "The GPU's part is of a recording: {device}.",
@@ -564,7 +580,7 @@ WORDS = {
     "kernel_gaps.axis.token": "one step, whole",
     "kernel_gaps.axis.lens": "each lens: {time} wide",
     "kernel_gaps.lens": "Lens: {side}, from {time} on",
-    "kernel_gaps.figure.kernels": "{value} launched",
+    "kernel_gaps.figure.kernels": "{value} {what}",
     "kernel_gaps.figure.gap": "{value} mean wait",
     "kernel_gaps.figure.token": "{value} a step",
     "kernel_gaps.mark.lens": "{side}: lens at {time}",

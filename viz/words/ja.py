@@ -1431,10 +1431,12 @@ WORDS = {
     "kernel_gaps.damaged": "この記録のタイムラインは短すぎるか壊れています。ライブのエンジンで「タイムラインを取る」を押してください。",
     "kernel_gaps.busy.gpu": "GPUの稼働 {busy}",
     "kernel_gaps.busy.cpu": "演算中 {busy}",
+    "kernel_gaps.how.gpu": "プロファイラありで",
+    "kernel_gaps.how.cpu": "計時ありで",
     "kernel_gaps.what.gpu": "カーネル",
     "kernel_gaps.what.cpu": "演算",
     "kernel_gaps.says": (
-        "{what}の間の平均の待ち：{gap}。1ステップの{what}数は{kernels}、時間はプロファイラありで{token}、なしで{plain}。"
+        "{what}の間の平均の待ち：{gap}。1ステップの{what}数は{kernels}、時間は{how}{token}、なしで{plain}。"
     ),
     "kernel_gaps.says.short": "平均の待ち{gap}、1ステップの{what}数{kernels}、{token}。",
     "kernel_gaps.says.shorter": "平均の待ち{gap}。",
@@ -1457,7 +1459,7 @@ WORDS = {
     "kernel_gaps.axis.token": "1ステップ全体",
     "kernel_gaps.axis.lens": "レンズの幅：{time}",
     "kernel_gaps.lens": "レンズ：{side}、{time}から",
-    "kernel_gaps.figure.kernels": "起動{value}",
+    "kernel_gaps.figure.kernels": "{what}数{value}",
     "kernel_gaps.figure.gap": "平均の待ち{value}",
     "kernel_gaps.figure.token": "1ステップ{value}",
     "kernel_gaps.mark.lens": "{side}：{time}にレンズ",
