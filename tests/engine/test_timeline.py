@@ -151,6 +151,38 @@ def test_what_a_graph_holds_can_be_named_by_running_it_once_more(core, monkeypat
     assert operations[1] == ("rms_norm", 0) and operations[11] == ("rms_norm", 1)
 
 
+def matmuls_as_kernels(launch: str):
+    """A profiler as on a GPU: torch's own marks of this CPU, and for each matmul that ran a launch and a kernel in its place."""
+
+    def with_profiler(device, function):
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            function()
+        events = list(profile.profiler.kineto_results.events())
+        ran = sorted((e for e in events if e.name() in ("aten::mm", "aten::addmm")), key=lambda e: e.start_ns())
+        made = [Event(launch, CPU, e.start_ns(), 10, 10**6 + i) for i, e in enumerate(ran)]
+        return [*events, *made, *(Event(e.name(), CUDA, e.start_ns() + 20, 50, 10**6 + i) for i, e in enumerate(ran))]
+
+    return with_profiler
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_a_gpus_burst_from_marks_to_names(core, monkeypatch, graphs):
+    core.runner.record_graph = again
+    core.runner.ops = replace(core.runner.ops, is_captured=True)
+    monkeypatch.setattr(engine.timeline, "with_profiler", matmuls_as_kernels("cudaGraphLaunch" if graphs else "cudaLaunchKernel"))
+    monkeypatch.setattr(engine.timeline._Burst, "_on_cpu", engine.timeline._Burst._on_gpu)
+    (it,), note = run(core, modes=(graphs,))
+    assert not note and it.source == "CUPTI" and not it.unseen and it.graph_size == (2 if graphs else 0)
+    matmuls = [("qkv", 0), ("o", 0), ("gate_up", 0), ("down", 0), ("qkv", 1), ("o", 1), ("gate_up", 1), ("down", 1), ("lm_head", 2)]
+    for step in range(STEPS):
+        assert named_rows(it, step) == matmuls
+    launches = it.host[it.kernels["launch"]]
+    assert (it.kernels["start_ns"] - launches["start_ns"] == 20).all() and (launches["step"] == it.kernels["step"]).all()
+    stages = [it.names[h["name"]] for h in it.host if not it.names[h["name"]].startswith("cuda")]
+    assert stages == list(STAGES) * STEPS
+    assert all(it.steps[k["step"]] <= k["start_ns"] for k in it.kernels)
+
+
 # ---- what CUPTI says ----
 
 
