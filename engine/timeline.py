@@ -16,6 +16,7 @@ gaps that are to be seen), steps of the room itself (its pace and its pauses lie
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -85,6 +86,7 @@ class _Burst:
     def slices(self) -> Iterator[tuple[float, str]]:
         config = with_knob(self.core.rooms[self.job.room].config, "mode", "paged")
         config = replace(config, runner=replace(config.runner, cuda_graphs=self.graphs))
+        self._attach()
         self.room = self.job.open_scratch(config)
         yield 0.05, "Reading the requests again"
         yield from self._until_all_decode()
@@ -99,6 +101,15 @@ class _Burst:
         self.job.publish(self._on_gpu(plain_us) if self.device.type == "cuda" else self._on_cpu(plain_us))
         self.core.close_room(self.room.name)
         yield 1.0, "Timing decode steps under the profiler"
+
+    def _attach(self) -> None:
+        """The first profiler of a process loads CUPTI. Graphs that were captured before are not known to it (and some versions
+        of torch fail to replay them, pytorch#75504): they are captured again."""
+        runner = self.core.runner
+        if self.device.type == "cuda" and not runner.profiled:
+            with_profiler(self.device, lambda: None)
+            runner.drop_graphs()
+            runner.profiled = True
 
     def _until_all_decode(self) -> Iterator[tuple[float, str]]:
         budget = self.room.config.scheduler.max_num_batched_tokens
@@ -179,7 +190,6 @@ class _Burst:
     # ---- on a GPU ----
 
     def _on_gpu(self, plain_us: float) -> Timeline:
-        with_profiler(self.device, lambda: None)  # the first session loads CUPTI
         marks = _Marks()
         events = with_profiler(self.device, lambda: self._run(marks, STEPS))
         found = rows_of(events, marks.names)
@@ -331,6 +341,7 @@ class _Marks:
 
 def with_profiler(device: torch.device, run: Callable[[], object]) -> list:
     """Kineto's events of what `run` does."""
+    os.environ.setdefault("TEARDOWN_CUPTI", "0")  # or graphs fail once CUPTI comes back (torch/profiler/profiler.py)
     kinds = torch.profiler.ProfilerActivity
     profile = torch.profiler.profile(activities=[kinds.CPU, kinds.CUDA])
     profile.start()

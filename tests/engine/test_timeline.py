@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -181,6 +182,21 @@ def test_a_gpus_burst_from_marks_to_names(core, monkeypatch, graphs):
     stages = [it.names[h["name"]] for h in it.host if not it.names[h["name"]].startswith("cuda")]
     assert stages == list(STAGES) * STEPS
     assert all(it.steps[k["step"]] <= k["start_ns"] for k in it.kernels)
+
+
+def test_graphs_from_before_the_first_profiler_are_captured_again_once(core, monkeypatch):
+    core.runner.record_graph = again
+    core.runner.ops = replace(core.runner.ops, is_captured=True)
+    sessions = []
+    monkeypatch.setattr(engine.timeline, "with_profiler", lambda device, run: sessions.append(device) or run())
+    while core.capture_next():
+        pass
+    burst = engine.timeline._Burst(SimpleNamespace(core=core), 3, PAST.token_ids, True)
+    burst.device = torch.device("cuda")
+    before = core.runner.graphs
+    for _ in range(2):
+        burst._attach()
+    assert len(sessions) == 1 and core.runner.graphs is not before and not core.runner.graphs.sizes
 
 
 # ---- what CUPTI says ----
