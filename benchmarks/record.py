@@ -34,6 +34,7 @@ KERNELS = ("silu_mul", "add_rms_norm", "flash_prefill", "flash_decode")  # runs 
 EXTRA = (  # of a preset whose steps no chapter looks into
     Beat("", (), until=lambda trace, step: long_read(trace, step) is not None, job=("tiles", {})),
     Beat("", (), until=lambda trace, step: 0 < len(writing(trace, step)) == len(going_on(trace, step)), job=("profile", {})),
+    Beat("", (), job=("timeline", {})),
     Beat("", (), job=("tiles", {"kernel": "flash_decode", "splits": 1})),
     Beat("", (), job=("tiles", {"kernel": "flash_decode", "splits": 4})),
 )

@@ -28,7 +28,7 @@ import torch
 
 from engine.artifacts import HOST_ROW, KERNEL_ROW, Timeline
 from engine.build import device_name
-from engine.config import with_knob
+from engine.config import EngineConfig, with_knob
 from engine.errors import EngineError
 from engine.probe import NO_PROBE, Parts, StepProbe
 from engine.profile import MARK
@@ -87,7 +87,7 @@ class _Burst:
         config = with_knob(self.core.rooms[self.job.room].config, "mode", "paged")
         config = replace(config, runner=replace(config.runner, cuda_graphs=self.graphs))
         self._attach()
-        self.room = self.job.open_scratch(config)
+        self.room = self.job.open_scratch(self._with_pages(config))
         yield 0.05, "Reading the requests again"
         yield from self._until_all_decode()
         while self.graphs and self._size() is None:
@@ -102,6 +102,18 @@ class _Burst:
         self.core.close_room(self.room.name)
         yield 1.0, "Timing decode steps under the profiler"
 
+    def _tokens(self, config: EngineConfig) -> int:
+        """That each request may write: those that are read first write while the others are read."""
+        budget = config.scheduler.max_num_batched_tokens
+        reading = sum(map(len, self.sequences)) // max(budget - len(self.sequences), 1) + 2 * len(self.sequences)
+        return reading + WARM + PLAIN + STEPS + SPARE
+
+    def _with_pages(self, config: EngineConfig) -> EngineConfig:
+        """Room for all of them to the end, so that none is preempted in the middle of the burst."""
+        size, more = config.cache.page_size, self._tokens(config) + 1
+        wanted = sum(-(-(len(ids) + more) // size) for ids in self.sequences)
+        return with_knob(config, "num_pages", wanted) if wanted > (config.cache.num_pages or 0) else config
+
     def _attach(self) -> None:
         """The first profiler of a process loads CUPTI. Graphs that were captured before are not known to it (and some versions
         of torch fail to replay them, pytorch#75504): they are captured again."""
@@ -112,9 +124,7 @@ class _Burst:
             runner.profiled = True
 
     def _until_all_decode(self) -> Iterator[tuple[float, str]]:
-        budget = self.room.config.scheduler.max_num_batched_tokens
-        reading = sum(map(len, self.sequences)) // max(budget - len(self.sequences), 1) + 2 * len(self.sequences)  # others write meanwhile
-        sampling = SamplingParams(max_tokens=reading + WARM + PLAIN + STEPS + SPARE, ignore_eos=True, seed=0)
+        sampling = SamplingParams(max_tokens=self._tokens(self.room.config), ignore_eos=True, seed=0)
         for ids in self.sequences:
             self.core.add("", tuple(ids), sampling, room=self.room.name)
         for _ in range(READY):

@@ -93,11 +93,15 @@ def test_a_step_that_fails_ends_the_burst_with_a_sentence_and_closes_its_room(co
     assert not made and "failed" in note and set(core.rooms) == {"main"} and "run" not in vars(core.runner)
 
 
-def test_requests_that_do_not_fit_together_end_it_with_a_sentence(core):
-    many = PastStep(3, (), tuple(tuple(range(3, 250)) for _ in range(4)), ())
+def test_requests_that_fill_the_cache_get_pages_for_the_burst(core):
     core.reconfigure(replace(core.config, cache=replace(core.config.cache, num_pages=20)))
-    made, note = run(core, many)
-    assert not made and "do not fit" in note and set(core.rooms) == {"main"}
+    (it,), note = run(core, PastStep(3, (), tuple(tuple(range(3, 150)) for _ in range(2)), ()))
+    assert not note and it.num_seqs == 2 and core.rooms["main"].config.cache.num_pages == 20
+
+
+def test_requests_that_cannot_decode_together_end_it_with_a_sentence(core):
+    made, note = run(core, PastStep(3, (), tuple(tuple(range(3, 9)) for _ in range(5)), ()))
+    assert not made and "do not fit" in note and set(core.rooms) == {"main"}, "at most four are computed at once here"
 
 
 def test_requests_that_are_read_one_after_the_other_still_decode_together(core):
