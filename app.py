@@ -19,6 +19,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import gradio as gr
 
+from engine.artifacts import Timeline, of_kind
 from engine.audience import Hosting, LiveSource, for_many, rooms_that_fit
 from engine.burst_session import BURST_S, BurstSession
 from engine.chrome_trace import chrome_trace
@@ -68,6 +69,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--room-minutes", type=float, default=2, help="after so many idle minutes a room ends, with --public")
     p.add_argument("--proxies", type=int, default=int(IS_SPACE), help="trusted proxies in front of this server")
     p.add_argument("--own-process", action=argparse.BooleanOptionalAction, help="engine in a process of its own (default: on a GPU)")
+    p.add_argument("--nvtx", action="store_true", help="name stages and operations for Nsight Systems")
     p.add_argument(
         "--host", default=os.environ.get("GRADIO_SERVER_NAME") or ("0.0.0.0" if IS_SPACE else "127.0.0.1"),
         help="on a loopback address only pages of this machine are let in; behind a proxy say --proxies too",
@@ -83,6 +85,13 @@ def shipped(preset: str) -> Trace | None:
 
 
 @cache
+def shipped_timelines() -> tuple[Timeline, ...]:
+    """A GPU's, for a page without one: those of the first recording that brings any."""
+    found = (of_kind(trace, Timeline) for preset in ("shared", *WORKLOADS) if (trace := shipped(preset)) is not None)
+    return next((timelines for timelines in found if timelines), ())
+
+
+@cache
 def read_once(path: Path) -> Trace:
     """A Trace never changes, so all newcomers may share it."""
     return load(path)
@@ -94,10 +103,11 @@ def source_of(args: argparse.Namespace) -> Lobby:
     if args.recording:
         return Lobby(RecordingSource(load(args.recording)), shelf, public=args.public)
     check_model(args.model)
-    config = EngineConfig(ModelSource(args.model, args.device, args.dtype, args.backend), CacheConfig(num_pages=args.pages))
+    source = ModelSource(args.model, args.device, args.dtype, args.backend)
+    config = EngineConfig(source, CacheConfig(num_pages=args.pages), nvtx=args.nvtx)
     hosting = Hosting(60 * args.room_minutes) if args.public else None
     config = for_many(config, args.rooms or rooms_that_fit()) if args.public else config
-    return Lobby(LiveSource(session_of(config, args).start(), hosting=hosting), shelf, public=args.public)
+    return Lobby(LiveSource(session_of(config, args).start(), hosting=hosting, beside=shipped_timelines), shelf, public=args.public)
 
 
 def session_of(config: EngineConfig, args: argparse.Namespace) -> Session:

@@ -8,6 +8,7 @@ Greedy, end-of-text ignored on both sides, the default model; each figure is the
 from __future__ import annotations
 
 import argparse
+import statistics
 import time
 from dataclasses import replace
 from functools import cache
@@ -18,9 +19,12 @@ from benchmarks.report import Report, main
 from engine.build import build_core, device_name, settle_source
 from engine.config import CacheConfig, EngineConfig, ModelSource, SchedulerConfig
 from engine.core import EngineCore
+from engine.jobs import start_job
 from engine.recorder import Recorder
 from engine.request import SamplingParams
 from engine.runner import DTYPES
+from engine.tiles import PastStep
+from viz.timelines import Burst
 
 PROMPT = "The history of the lighthouse begins on a small island in the north, where"
 ENDLESS = SamplingParams(max_tokens=96, ignore_eos=True)
@@ -186,7 +190,44 @@ def graphs(report: Report, args: argparse.Namespace) -> None:
     report.add("continuous256_tps", runs, "tok/s", target=60_000, note="256 requests at once, 16 to 255 in, 128 out, tracing on; from the first token")
 
 
-ITEMS = {"batch1": batch1, "batch8": batch8, "tracing": tracing, "graphs": graphs}
+def bursts(core: EngineCore, token_ids: list[tuple[int, ...]], graphs: bool, times: int) -> list[Burst]:
+    """Timelines of these requests decoding together, taken by the engine's own job."""
+    found = []
+    for _ in range(times):
+        job = start_job(core, "timeline", {"past": PastStep(0, (), tuple(token_ids), ()), "modes": (graphs,)})
+        while not job.advance():
+            pass
+        job.close()
+        if job.note:
+            raise SystemExit(f"error: {job.note}")
+        found += [burst for burst in map(Burst, job.take_artifacts()) if burst.usable]
+    return found
+
+
+def gaps(report: Report, args: argparse.Namespace) -> None:
+    """Waits between kernels of a decode step at batch 1, replayed as a graph and launched one by one. CUDA only."""
+    device = settle_source(ModelSource(device=args.device)).device
+    if device == "cpu":
+        print("gaps: they are a GPU's")
+        return
+    core, g = quick_engine(device), torch.Generator().manual_seed(0)
+    ids = [tuple(torch.randint(3, 40_000, (32,), generator=g).tolist())]
+    for graphs, prefix, peers in ((True, "graph", {"vLLM 0.20.2 with graphs": (6.7, 42)}), (False, "eager", {"transformers": (29, 6)})):
+        found = bursts(core, ids, graphs, 5)
+        work = statistics.median(b.busy_share * b.token_us for b in found)
+        plain = statistics.median(b.it.plain_us for b in found)
+        note = (
+            f"CUPTI over {found[0].tokens} steady steps each; {found[0].kernels:.0f} kernels a token, union {work:.0f} µs, a step takes "
+            f"{plain:.0f} µs without the profiler ({100 * work / plain:.0f} % busy). CUPTI does not see when a dependency wait ends, so "
+            "a kernel's interval includes it; unseen: " + (", ".join(sorted({u for b in found for u in b.it.unseen})) or "nothing")
+        )
+        report.add(f"{prefix}_gap_us", [b.mean_gap_us for b in found], "µs", higher_is_better=False,
+                   peers={name: gap for name, (gap, _) in peers.items()}, note=f"mean wait between kernels. {note}")  # fmt: skip
+        report.add(f"{prefix}_busy_pct", [100 * b.busy_share for b in found], "%", target=80 if graphs else None,
+                   peers={name: busy for name, (_, busy) in peers.items()}, note=note)  # fmt: skip
+
+
+ITEMS = {"batch1": batch1, "batch8": batch8, "tracing": tracing, "graphs": graphs, "gaps": gaps}
 
 if __name__ == "__main__":
     raise SystemExit(main("engine", ITEMS, lambda args: device_name(torch.device(settle_source(ModelSource(device=args.device)).device))))

@@ -34,6 +34,7 @@ KERNELS = ("silu_mul", "add_rms_norm", "flash_prefill", "flash_decode")  # runs 
 EXTRA = (  # of a preset whose steps no chapter looks into
     Beat("", (), until=lambda trace, step: long_read(trace, step) is not None, job=("tiles", {})),
     Beat("", (), until=lambda trace, step: 0 < len(writing(trace, step)) == len(going_on(trace, step)), job=("profile", {})),
+    Beat("", (), job=("timeline", {})),
     Beat("", (), job=("tiles", {"kernel": "flash_decode", "splits": 1})),
     Beat("", (), job=("tiles", {"kernel": "flash_decode", "splits": 4})),
 )
@@ -150,6 +151,8 @@ class _Camera:
             args = a_step(self.trace, step, 0, select) | args
             args |= {"past": past_step(self.trace, args.pop("step"))}
             args |= {"num_splits": args.pop("splits")} if "splits" in args else {}
+        if name == "timeline":
+            args |= {"past": past_step(self.trace, step)}
         self._session.ask("job", room=self._room, name=name, args=args)
 
     def wait(self, made: Callable[[], int | None]) -> int | None:

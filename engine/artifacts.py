@@ -207,6 +207,58 @@ class TrafficRun:
     naive_us: float | None
 
 
+HOST_ROW = np.dtype([("name", "<i4"), ("step", "<i4"), ("start_ns", "<i8"), ("stop_ns", "<i8")])
+KERNEL_ROW = np.dtype(
+    [
+        ("name", "<i4"),  # the operation; -1: not named
+        ("kernel", "<i4"),  # the function that ran; on a CPU the operation again
+        ("layer", "<i4"),  # -1: none
+        ("step", "<i4"),  # of the burst, from 0
+        ("launch", "<i4"),  # the host row that launched it; -1: the host ran it itself
+        ("start_ns", "<i8"),
+        ("stop_ns", "<i8"),
+    ]
+)
+STAGES = ("schedule", "build", "launch", "sync", "commit")
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """A burst: consecutive decode steps with a profiler attached (its cost is in these times, and in no average).
+
+    The requests of a step run again in a scratch room, from where that step left them. Times are ns since the first step
+    of the burst began, all on one clock.
+
+    Args:
+        step_id: of the step whose requests they are.
+        source: "CUPTI" (kernels of a GPU) or "CPU operations" (a clock around each operation: the CPU runs them itself).
+        graph_size: of the CUDA graph that was replayed; 0: none, each kernel was launched by itself.
+        num_seqs, num_layers: of the batch and of the model.
+        resolution_ns: the smallest difference between two readings of the clock that was seen.
+        plain_us: median of a step right before, without a profiler.
+        names: what `name` and `kernel` of the rows point at.
+        host: HOST_ROW [h], by start: stages (STAGES) and launches.
+        kernels: KERNEL_ROW [k], by start: kernels, and copies, whose function begins with "Mem".
+        steps: int64 [n + 1]: when each step began on the host, and when the last ended.
+        unseen: what was not seen: "lost" (launches without a kernel), "not_named", "partly_named".
+    """
+
+    step_id: int
+    device: str
+    dtype: str
+    source: str
+    graph_size: int
+    num_seqs: int
+    num_layers: int
+    resolution_ns: float
+    plain_us: float
+    names: tuple[str, ...]
+    host: np.ndarray
+    kernels: np.ndarray
+    steps: np.ndarray
+    unseen: tuple[str, ...] = ()
+
+
 A = TypeVar("A")
 
 

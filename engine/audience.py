@@ -14,10 +14,11 @@ import contextlib
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from engine.artifacts import Timeline
 from engine.compare import check_pair, last_requests, with_rest
 from engine.config import KNOBS, Cost, EngineConfig, Scope, knob_values, with_knob
 from engine.errors import EngineError
@@ -26,7 +27,7 @@ from engine.request import SamplingParams
 from engine.session import Handle, Session, Status
 from engine.tiles import past_step
 from engine.tokenizer import check_text
-from engine.trace import COMPARABLE, Trace
+from engine.trace import COMPARABLE, TABLES, Trace
 from engine.veil import veiled
 from engine.workloads import WORKLOADS, Workload
 
@@ -97,10 +98,19 @@ class LiveSource:
     session: started or not yet ready.
     grace: seconds between a viewer's leaving and the end of its requests.
     hosting: many rooms, which close when they are idle; None: the room main.
+    beside: gives recorded timelines of a GPU, which a page without one shows beside its own.
     """
 
-    def __init__(self, session: Session, grace: float = GRACE_S, hosting: Hosting | None = None) -> None:
+    def __init__(
+        self,
+        session: Session,
+        grace: float = GRACE_S,
+        hosting: Hosting | None = None,
+        beside: Callable[[], tuple[Timeline, ...]] | None = None,
+    ) -> None:
         self.session, self.hosting = session, hosting
+        self._beside = beside
+        self._joined: dict[str, tuple[Trace, Trace]] = {}  # room → a snapshot, the same with the recorded timelines
         self._grace = grace
         self._rooms: dict[str, _Room] = {} if hosting else {MAIN: _Room()}
         self._ended: OrderedDict[str, str] = OrderedDict()  # room → why
@@ -113,7 +123,10 @@ class LiveSource:
     # ---- what the page reads ----
 
     def trace(self, room: str) -> Trace:
-        """Without what the host hid."""
+        """Without what the host hid; without a GPU with recorded timelines of one."""
+        return self._with_beside(room, self._own(room))
+
+    def _own(self, room: str) -> Trace:
         trace, home = self.session.trace(room), self._rooms.get(room)
         hidden = home.hidden if home is not None else frozenset()
         if not hidden:
@@ -123,6 +136,18 @@ class LiveSource:
             found = veiled(trace, hidden)
             home.veil = (trace, hidden, found)  # hide() may have come meanwhile: then it is of no use to anybody
         return found
+
+    def _with_beside(self, room: str, trace: Trace) -> Trace:
+        """Recorded timelines beside what a run on a CPU brings. What is saved has none of them."""
+        if self._beside is None or not len(trace) or " CPU" not in str(trace.meta.get("device", "")):
+            return trace
+        of, joined = self._joined.get(room, (None, trace))
+        if of is not trace:
+            tables = {name: getattr(trace, name) for name in TABLES}
+            artifacts = (*self._beside(), *trace.artifacts)
+            joined = Trace(tables, trace.sequences, trace.token_texts, trace.meta, artifacts, trace.errors)
+            self._joined = {r: pair for r, pair in self._joined.items() if r in self._rooms} | {room: (trace, joined)}
+        return joined
 
     def version(self, room: str) -> tuple[int, int]:
         home = self._rooms.get(room)
@@ -378,11 +403,20 @@ class LiveSource:
         """The next step with a clock around every operation."""
         self.session.ask("job", room=room, name="profile", args={})
 
+    def do_timeline(self, room: str, args: Mapping[str, object]) -> None:
+        """A burst of the requests of a step under a profiler: {"step", "modes"}; without a step those of the newest."""
+        trace = self.session.trace(room)
+        step = args.get("step", trace.last_step)
+        if not _is_int(step):
+            raise EngineError("unknown_step", "The step to trace is not known.")
+        modes = {"modes": tuple(args["modes"])} if isinstance(args.get("modes"), (list, tuple)) else {}
+        self.session.ask("job", room=room, name="timeline", args={"past": past_step(trace, step), **modes})
+
     # ---- recordings ----
 
     async def save_recording(self, room: str, viewer: str) -> tuple[str, bytes]:
         """(file name, content)."""
-        trace = self.trace(room)
+        trace = self._own(room)
         if not len(trace):
             raise EngineError("nothing_recorded", "Nothing has been recorded yet; run a prompt first.")
         return f"glass-engine-{time.strftime('%Y%m%d-%H%M%S')}.glass", await asyncio.to_thread(encode, trace)

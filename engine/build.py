@@ -26,6 +26,7 @@ from engine.models.loading import LoadedModel, load_model, resolve_model
 from engine.models.registry import parse_config
 from engine.models.weights import read_config
 from engine.ops import choose_ops
+from engine.ranges import nvtx_sink, watch
 from engine.request import Request
 from engine.runner import DTYPES, ModelRunner, free_bytes, layout_of
 
@@ -73,6 +74,8 @@ def build_core(
     core = EngineCore(config, ModelRunner(loaded.model, arena_config(config), ops), text_maker(loaded), loaded.config.eos_token_ids)
     for fact in (*reports, *cards(ops, device)):
         core.announce(fact)
+    if config.nvtx:
+        watch(core, nvtx_sink())
     return core, loaded
 
 

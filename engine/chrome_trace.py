@@ -7,23 +7,31 @@ each step. Times are engine time in µs (pauses and pace excluded), counted from
 the first step, so that none is 0: Perfetto drops digits of large ones.
 
 On a track spans never overlap: where two steps overlapped in the engine, the later is drawn when the earlier has
-ended, and keeps its length. Knows nothing of kernels: those come from a profiler, not from a Trace.
+ended, and keeps its length.
+
+Each burst (Timeline) is a process of its own below: the host's stages, its launches, the device, and an arrow from every
+launch to its first kernel. Its times are its own, from its first step on; kernels that overlap on the device (programmatic
+dependent launch) stand on a second track, so that each keeps its length.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 
 import numpy as np
 
+from engine.artifacts import STAGES as HOST_STAGES
+from engine.artifacts import Timeline, of_kind
 from engine.trace import CLOCKS, FINISH_REASONS, Op, Trace, spent_us
 
 STAGES = tuple(clock.removesuffix("_us") for clock in CLOCKS)
 MAX_STEPS = 20_000  # the newest; Perfetto grows slow with larger files
 FIRST_US = 1  # where time begins
 ENGINE, STEPS, REQUESTS = 1, 1, 10  # process; track of the steps; the first request's track
+BURSTS = 2  # the first burst's process
+HOST_TRACK, LAUNCH_TRACK, DEVICE_TRACK = 1, 2, 3
 
 Event = dict[str, object]
 
@@ -33,6 +41,8 @@ def chrome_trace(trace: Trace, max_steps: int = MAX_STEPS) -> str:
     steps = trace.steps[-max_steps:]
     starts = _starts(steps)
     events = [*_names(trace), *_steps(trace, steps, starts), *_counters(trace, steps, starts), *_requests(trace, steps, starts)]
+    for number, timeline in enumerate(of_kind(trace, Timeline)):
+        events += timeline_events(timeline, BURSTS + number, f"{number}.")
     facts = {key: str(trace.meta[key]) for key in ("device", "date", "commit") if trace.meta.get(key)}
     about = {"engine": "Glass Engine", "steps": len(steps), "steps_recorded": len(trace), **facts}
     made = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}
@@ -173,4 +183,65 @@ def _states(trace: Trace, ids: list[int]) -> dict[int, list[tuple[int, str, int]
         for row in trace.rows("waits", step_id, step_id):
             seq_id = int(row["seq_id"])
             found.setdefault(seq_id, []).append((step_id, "preempted" if seq_id in lost else "waiting", 0))
+    return found
+
+
+# ---- bursts ----
+
+
+def timeline_events(it: Timeline, process: int, flows: str = "") -> Iterator[Event]:
+    """A timeline as a process. µs with three digits behind the point, which is what Chrome's format counts in.
+
+    Args:
+        flows: begins the ids of its arrows, so that those of several timelines differ.
+    """
+    graph = f"graph of {it.graph_size}" if it.graph_size else "no graph"
+    yield _meta("process_name", process, 0, name=f"burst of step {it.step_id} · {it.device} · {it.source} · {graph}")
+    yield _meta("process_sort_index", process, 0, sort_index=process)
+    places = _device_tracks(it.kernels)
+    tracks = {HOST_TRACK: "host: stages", LAUNCH_TRACK: "host: launches"}
+    device = "GPU" if it.source == "CUPTI" else "operations"
+    tracks |= {DEVICE_TRACK + k: device + (f" ({k + 1})" if k else "") for k in range(max(places, default=0) + 1)}
+    for track, name in tracks.items():
+        yield _meta("thread_name", process, track, name=name)
+        yield _meta("thread_sort_index", process, track, sort_index=track)
+    zero = int(min(0, *(int(rows["start_ns"].min()) for rows in (it.host, it.kernels) if len(rows)), 0))
+    at = lambda ns: round((ns - zero) / 1e3 + FIRST_US, 3)  # noqa: E731
+    where = {}
+    for i, row in enumerate(it.host):
+        name = it.names[row["name"]]
+        track = HOST_TRACK if name in HOST_STAGES else LAUNCH_TRACK
+        where[i] = (track, at(int(row["start_ns"])))
+        yield _slice(name, "host", process, track, row, at, {"step": int(row["step"])})
+    arrows = set()
+    for row, place in zip(it.kernels, places, strict=True):
+        function, name = it.names[row["kernel"]], it.names[row["name"]] if row["name"] >= 0 else it.names[row["kernel"]]
+        args = {"step": int(row["step"]), "kernel": function, **({"layer": int(row["layer"])} if row["layer"] >= 0 else {})}
+        yield _slice(name, "device", process, DEVICE_TRACK + place, row, at, args)
+        launch = int(row["launch"])
+        if launch >= 0 and launch not in arrows:
+            arrows.add(launch)
+            track, begin = where[launch]
+            arrow = {"name": "launch", "cat": "launch", "id": f"{flows}{launch}", "pid": process}
+            yield {**arrow, "ph": "s", "tid": track, "ts": begin}
+            yield {**arrow, "ph": "f", "bp": "e", "tid": DEVICE_TRACK + place, "ts": at(int(row["start_ns"]))}
+
+
+def _meta(what: str, process: int, track: int, **args: object) -> Event:
+    return {"ph": "M", "name": what, "pid": process, "tid": track, "args": args}
+
+
+def _slice(name: str, kind: str, process: int, track: int, row: np.void, at: Callable[[int], float], args: dict[str, object]) -> Event:
+    begin, end = at(int(row["start_ns"])), at(int(row["stop_ns"]))
+    return {"ph": "X", "name": name, "cat": kind, "pid": process, "tid": track, "ts": begin, "dur": round(end - begin, 3), "args": args}
+
+
+def _device_tracks(kernels: np.ndarray) -> list[int]:
+    """For each kernel the first track that is free when it begins."""
+    free: list[int] = []
+    found = []
+    for start, stop in zip(kernels["start_ns"].tolist(), kernels["stop_ns"].tolist()):
+        place = next((k for k, end in enumerate(free) if end <= start), len(free))
+        free[place : place + 1] = [stop]
+        found.append(place)
     return found

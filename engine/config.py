@@ -123,6 +123,7 @@ class EngineConfig:
         tracing: keep records of steps.
         trace_bytes: the ring's bound, a room.
         max_rooms: most rooms at a time.
+        nvtx: name stages and operations for Nsight Systems (engine/ranges.py).
     """
 
     source: ModelSource = ModelSource()
@@ -134,6 +135,7 @@ class EngineConfig:
     tracing: bool = True
     trace_bytes: int = 256 * 2**20
     max_rooms: int = 32
+    nvtx: bool = False
 
 
 def resolve(config: EngineConfig, model: ModelConfig, *, has_cuda: bool, free_bytes: int, page_bytes: int) -> EngineConfig:

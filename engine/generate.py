@@ -59,6 +59,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--own-process", action="store_true", help="run the core in a process of its own")
     p.add_argument("--pages", type=int, help="pages of the KV cache")
     p.add_argument("--knob", action="append", default=[], metavar="NAME=VALUE", help="any engine knob, e.g. prefix_caching=false")
+    p.add_argument("--nvtx", action="store_true", help="name stages and operations for Nsight Systems")
     p.add_argument("--save", metavar="FILE", help="write a recording of the run")
     p.add_argument("--json", action="store_true", help="print one JSON object")
     return p
@@ -116,6 +117,7 @@ def config_from(args: argparse.Namespace) -> EngineConfig:
         source=ModelSource(args.model, args.device, args.dtype, args.backend),
         cache=CacheConfig(num_pages=args.pages),
         scheduler=SchedulerConfig(),
+        nvtx=args.nvtx,
     )
 
 

@@ -39,6 +39,8 @@ from engine.rooms import Room
 from engine.runner import DTYPES
 from engine.tiles import TILES_S, Asked, PastStep, traced_tiles
 from engine.tiles import check as check_tiles
+from engine.timeline import MODES, TIMELINE_S, bursts
+from engine.timeline import check as check_timeline
 
 TIMEOUT_S = 20.0
 KERNEL_S = 60.0  # a kernel may have to be compiled
@@ -207,7 +209,17 @@ def profile(core: EngineCore) -> Job:
     return Job(core, "profile", profiled_step, PROFILE_S)
 
 
+def timeline(core: EngineCore, past: PastStep, modes: tuple[bool, ...] = MODES) -> Job:
+    """A burst of decode steps under a profiler, of the requests of a recorded step; a Timeline a mode goes into the trace.
+
+    Args:
+        modes: CUDA graphs off and on, one after the other; on is left out where there are none.
+    """
+    check_timeline(core, past.token_ids, modes)
+    return Job(core, "timeline", lambda job: bursts(job, past.step_id, past.token_ids, modes), TIMELINE_S)
+
+
 JOBS: dict[str, Callable[..., Job]] = {
     "probe": probe_step, "check_kernels": check_kernels, "compare": compare, "tiles": tiles, "kernel": kernel, "ceilings": ceilings,
-    "profile": profile,
+    "profile": profile, "timeline": timeline,
 }  # fmt: skip

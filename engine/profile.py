@@ -20,7 +20,7 @@ import copy
 import inspect
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -32,6 +32,7 @@ from engine.build import device_name
 from engine.errors import EngineError
 from engine.ops import CALLED
 from engine.probe import Parts, StepProbe
+from engine.ranges import weights_of
 from kernels.flash_decode import MAX_QUERIES
 from kernels.registry import load_specs
 
@@ -218,21 +219,6 @@ class _TimedModel:
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._model, name)
-
-
-def weights_of(model) -> dict[int, tuple[str, int]]:
-    """id of each weight → (its field, layer); what comes before the layers counts as the first, what comes after them as
-    one behind the last."""
-    found = {}
-    for index, layer in enumerate(model.layers):
-        names = [f.name for f in fields(layer)] if is_dataclass(layer) else list(vars(layer))
-        for name in names:
-            value = getattr(layer, name)
-            if isinstance(value, torch.Tensor):
-                found[id(value)] = (name, index)
-    found[id(model.norm)] = ("norm", len(model.layers))
-    found[id(model.embedding)] = ("embedding", 0)
-    return found
 
 
 # ---- CUPTI ----

@@ -13,16 +13,35 @@ from dataclasses import fields
 
 import numpy as np
 
-from engine.artifacts import FULL, PARTLY, TILE, Ceilings, KernelCard, KernelRun, OpTime, StepProfile, TileTrace, TrafficRun
+from engine.artifacts import (
+    FULL,
+    HOST_ROW,
+    KERNEL_ROW,
+    PARTLY,
+    TILE,
+    Ceilings,
+    KernelCard,
+    KernelRun,
+    OpTime,
+    StepProfile,
+    TileTrace,
+    Timeline,
+    TrafficRun,
+)
 from engine.recording_check import Bad, Reader, need
 
 MAX_TILE_BYTES = 192 * 2**20  # of all tile traces of a file, once they are unpacked
 MAX_OPS = 50_000  # of a profiled step
+MAX_ROWS = 200_000  # of a timeline, host or device
+MAX_STEPS = 1000  # of a burst
+MAX_NAMES = 2000
 MAX_SOURCE = 400_000  # characters of a kernel card's text
 LARGE = 2**31 - 1
 KERNELS = ("flash_prefill", "flash_decode")
 PROVENANCES = ("measured", "recomputed")
 DTYPES = ("float32", "float16", "bfloat16")
+SOURCES = ("CUPTI", "CPU operations")
+UNSEEN = ("lost", "not_named", "partly_named")
 _ROWS = ("m", "l", "rescale")  # kept for the chosen sequence and key head alone
 _OP_NUMBERS = ("layer", "start_us", "device_us", "host_us", "flops", "bytes", "rows")
 Tensors = dict[str, np.ndarray]
@@ -39,6 +58,10 @@ def columns_of(artifact: object, at: int) -> Tensors:
         names = _op_names(artifact)
         rows = [[names.index(op.name), *(getattr(op, name) for name in _OP_NUMBERS)] for op in artifact.ops]
         return {f"profile.{at}": np.array(rows, np.float64).reshape(-1, 1 + len(_OP_NUMBERS))}
+    if isinstance(artifact, Timeline):
+        rows = {"host": artifact.host, "kernels": artifact.kernels}
+        found = {f"timeline.{at}.{kind}.{n}": np.ascontiguousarray(of[n]) for kind, of in rows.items() for n in of.dtype.names}
+        return found | {f"timeline.{at}.steps": np.ascontiguousarray(artifact.steps, np.int64)}
     return {}
 
 
@@ -81,7 +104,7 @@ class Loader:
         """(fields, place in the file) -> artifact; None for a kind that is none of these."""
         makes = {
             "TileTrace": self._tiles, "TrafficRun": _traffic, "KernelCard": _card, "KernelRun": _run, "Ceilings": _ceilings,
-            "StepProfile": self._profile,
+            "StepProfile": self._profile, "Timeline": self._timeline,
         }  # fmt: skip
         return makes.get(kind)
 
@@ -166,6 +189,44 @@ class Loader:
             item.integer("step_id", 0, LARGE), item.text("device", 200), _dtype(item), _amount(item, "wall_us"),
             item.integer("prefill_tokens", 0, LARGE), item.integer("decode_tokens", 0, LARGE), item.integer("num_seqs", 0, LARGE), ops,
         )  # fmt: skip
+
+    # ---- timelines ----
+
+    def _timeline(self, item: Reader, place: int) -> Timeline:
+        at, names = f"timeline.{place}.", item.texts("names", 500)
+        need(len(names) <= MAX_NAMES, "a timeline has too many names")
+        host, kernels = (self._rows(f"{at}{kind}.", dtype, len(names)) for kind, dtype in (("host", HOST_ROW), ("kernels", KERNEL_ROW)))
+        steps = self._take(f"{at}steps", np.int64, (None,))
+        need(2 <= len(steps) <= MAX_STEPS and steps[0] == 0 and steps[-1] < 2**53, "a burst has an impossible number of steps")
+        need((np.diff(steps) > 0).all(), "the steps of a burst are out of order")
+        layers = item.integer("num_layers", 0, 10_000)
+        need((host["name"] >= 0).all() and (kernels["kernel"] >= 0).all(), "a row of a timeline has no name")
+        need(((kernels["layer"] >= -1) & (kernels["layer"] <= layers)).all(), "a kernel of a timeline is in a layer that is not there")
+        need(((kernels["launch"] >= -1) & (kernels["launch"] < len(host))).all(), "a kernel of a timeline has a launch that is not there")
+        for rows in (host, kernels):
+            need(((rows["step"] >= 0) & (rows["step"] < len(steps) - 1)).all(), "a row of a timeline is in a step that is not there")
+        unseen = item.texts("unseen", 80)
+        need(set(unseen) <= set(UNSEEN) and len(set(unseen)) == len(unseen), "a timeline says that something unknown was not seen")
+        return Timeline(
+            item.integer("step_id", 0, LARGE), item.text("device", 200), _dtype(item), _one_of(item, "source", SOURCES),
+            item.integer("graph_size", 0, LARGE), item.integer("num_seqs", 0, LARGE), layers, _amount(item, "resolution_ns"),
+            _amount(item, "plain_us"), names, host, kernels, steps, unseen,
+        )  # fmt: skip
+
+    def _rows(self, at: str, dtype: np.dtype, num_names: int) -> np.ndarray:
+        """Rows of a timeline, by start; each stops not before it starts."""
+        first = self._tensors.get(f"{at}{dtype.names[0]}")
+        n = len(first) if first is not None and first.ndim == 1 else 0
+        need(n <= MAX_ROWS, "a timeline has too many rows")
+        rows = np.zeros(n, dtype)
+        for name in dtype.names:
+            rows[name] = self._take(f"{at}{name}", dtype[name], (n,))
+        for name in {"name", "kernel"} & set(dtype.names):
+            need(((rows[name] >= -1) & (rows[name] < num_names)).all(), "a row of a timeline has a name that is not there")
+        need(((rows["start_ns"] > -(2**53)) & (rows["stop_ns"] < 2**53)).all(), "a time of a timeline is impossible")
+        need((rows["start_ns"] <= rows["stop_ns"]).all(), "a row of a timeline stops before it starts")
+        need((np.diff(rows["start_ns"]) >= 0).all(), "the rows of a timeline are out of order")
+        return rows
 
 
 def _op_names_of(ops: tuple[OpTime, ...]) -> list[str]:

@@ -215,6 +215,12 @@ class ModelRunner:
 
     # ---- graphs ----
 
+    profiled = False  # a profiler was attached before the graphs were captured, so that it sees what they hold
+
+    def drop_graphs(self) -> None:
+        """They are captured again, between steps. The device must be idle."""
+        self._graphs, self._made_for = None, ()
+
     @property
     def graphs(self) -> DecodeGraphs | None:
         """The decode graphs of this device, None where there can be none. What they were captured with is in their addresses:

@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from engine.artifacts import Ceilings, KernelRun, StepProfile, TileTrace, of_kind
 from engine.trace import Trace
 from viz.tiles import sequence_of, tile_traces
+from viz.timelines import bursts
 from viz.words.catalogue import Template, words
 
 Event = Callable[[Trace, int], bool]
@@ -181,6 +182,8 @@ def moment(trace: Trace, job: Job, step: int, select: str | None = None) -> int 
         return min((p.step_id for p in of_kind(trace, StepProfile) if p.ops and p.step_id in near), default=None)
     if name == "tiles":
         made = any(_is_of(it, args, sequence_of(select)) for it in tile_traces(trace) if it.step_id == step)
+    elif name == "timeline":
+        made = any(b.it.step_id == step and not b.foreign for b in bursts(trace, step))
     elif name == "kernel":
         made = any(run.name == args["name"] and args.get("case") in (None, run.case) for run in of_kind(trace, KernelRun))
     else:

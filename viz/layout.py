@@ -68,8 +68,8 @@ class Sheet:
                 return cut
         return ""
 
-    def free(self, x0: float, x1: float, y: float) -> bool:
-        half = self.font * LINE / 2
+    def free(self, x0: float, x1: float, y: float, size: int | None = None) -> bool:
+        half = (size or self.font) * LINE / 2
         if x0 < -0.01 or x1 > self.width + 0.01 or y - half < -0.01 or y + half > self.height + 0.01:
             return False
         x0, x1, y0, y1 = x0 + TOUCH, x1 - TOUCH, y - half + TOUCH, y + half - TOUCH
@@ -77,19 +77,21 @@ class Sheet:
 
     def put(
         self, text: str, x: float, y: float, color: str = "ink", *, anchor: str = "left", room: float | None = None,
-        weight: int = 400, mono: bool = False,
+        weight: int = 400, mono: bool = False, size: int | None = None,
     ) -> Label | None:  # fmt: skip
-        """Place a text (cut to `room` pixels) if its box is free; None if it is not, or the sheet is full."""
-        text = self.fit(text, self.width if room is None else room)
+        """Place a text (cut to `room` pixels) if its box is free; None if it is not, or the sheet is full. `size`: its font's in
+        pixels, where it is larger than the panel's."""
+        size = max(size or 0, self.font)
+        text = self.fit(text, (self.width if room is None else room) * self.font / size)
         if not text or len(self.labels) >= MAX_LABELS:
             return None
-        span = self.span(text)
+        span = text_em(text) * size
         x0 = x - {"left": 0.0, "center": 0.5, "right": 1.0}[anchor] * span
-        if not self.free(x0, x0 + span, y):
+        if not self.free(x0, x0 + span, y, size):
             return None
-        half = self.font * LINE / 2
+        half = size * LINE / 2
         self._boxes.append((x0, x0 + span, y - half, y + half))
-        self.labels.append(Label(text, float(x), float(y), color, anchor, self.font, weight, mono=mono))
+        self.labels.append(Label(text, float(x), float(y), color, anchor, size, weight, mono=mono))
         return self.labels[-1]
 
     def axes(self) -> dict[str, dict[str, object]]:

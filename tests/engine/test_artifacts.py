@@ -11,6 +11,8 @@ import pytest
 from engine import recording
 from engine.artifacts import (
     FULL,
+    HOST_ROW,
+    KERNEL_ROW,
     PARTLY,
     TILE,
     Ceilings,
@@ -19,6 +21,7 @@ from engine.artifacts import (
     OpTime,
     StepProfile,
     TileTrace,
+    Timeline,
     TrafficRun,
     of_kind,
 )
@@ -66,7 +69,13 @@ RUN = KernelRun("silu_mul", "t64", "tokens 64", "float16", "device", 1e-4, 1e-3,
 NOT_RUN = replace(RUN, max_error=float("inf"), kernel_us=None, loop_us=None, loop_iterations=0, loop_ran=0)
 CEILINGS = Ceilings("device", "float32", 100.5, 1.25, 4.0, 0.02, (("L1, one core", 24576, 150.5), ("memory", 2**28, 20.0)))
 TRAFFIC = TrafficRun(3, 1, "flash_prefill", "device", 12.5, None)
-ALL = (make_tiles(), PROFILE, CARD, RUN, NOT_RUN, CEILINGS, TRAFFIC)
+TIMELINE = Timeline(
+    3, "device", "bfloat16", "CUPTI", 4, 3, 2, 32.0, 480.5, ("launch", "cudaGraphLaunch", "norm", "_norm_kernel"),
+    np.array([(0, 0, 10, 90), (1, 0, 20, 30), (0, 1, 510, 590), (1, 1, 520, 530)], HOST_ROW),
+    np.array([(2, 3, 0, 0, 1, 40, 60), (-1, 3, -1, 0, 1, 55, 70), (2, 3, 2, 1, 3, 540, 560)], KERNEL_ROW),
+    np.array([0, 500, 1000]), ("partly_named",),
+)  # fmt: skip
+ALL = (make_tiles(), PROFILE, CARD, RUN, NOT_RUN, CEILINGS, TRAFFIC, TIMELINE)
 
 
 def equal(a: object, b: object) -> bool:
@@ -269,3 +278,35 @@ def test_so_many_of_a_kind_are_kept_and_the_oldest_go(artifact):
     kept = of_kind(store.snapshot(), type(artifact))
     assert [a.device for a in kept] == [f"device {i}" for i in range(5, most + 5)]
     assert len(decode(encode(store.snapshot())).artifacts) == most
+
+
+# ---- timelines ----
+
+
+def changed(rows: np.ndarray, name: str, value: int, at: int = 0) -> np.ndarray:
+    rows = rows.copy()
+    rows[name][at] = value
+    return rows
+
+
+@pytest.mark.parametrize(
+    "broken, said",
+    [
+        ({"kernels": changed(TIMELINE.kernels, "launch", 9)}, "a launch that is not there"),
+        ({"kernels": changed(TIMELINE.kernels, "kernel", -1)}, "has no name"),
+        ({"kernels": changed(TIMELINE.kernels, "name", 4)}, "a name that is not there"),
+        ({"kernels": changed(TIMELINE.kernels, "layer", 3)}, "a layer that is not there"),
+        ({"kernels": changed(TIMELINE.kernels, "step", 2)}, "a step that is not there"),
+        ({"kernels": changed(TIMELINE.kernels, "stop_ns", 39)}, "stops before it starts"),
+        ({"kernels": TIMELINE.kernels[::-1]}, "out of order"),
+        ({"host": changed(TIMELINE.host, "name", -1)}, "has no name"),
+        ({"host": changed(TIMELINE.host, "start_ns", -(2**63))}, "impossible"),
+        ({"steps": np.array([0])}, "impossible number of steps"),
+        ({"steps": np.array([0, 500, 400])}, "out of order"),
+        ({"unseen": ("everything",)}, "something unknown"),
+        ({"source": "a script"}, "impossible source"),
+        ({"resolution_ns": -1.0}, "impossible resolution_ns"),
+    ],
+)
+def test_a_timeline_that_cannot_be_is_refused(broken, said):
+    assert said in refused(replace(TIMELINE, **broken))

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 import engine.audience as audience
+from engine.artifacts import Timeline, of_kind
 from engine.audience import Hosting, LiveSource, for_many
 from engine.config import CacheConfig, arena_config
 from engine.core import EngineCore
 from engine.errors import EngineError
+from engine.recording import decode
 from engine.veil import SENTENCE, veiled
 from engine.workloads import TEACHING, WORKLOADS, Line, Workload
 from tests.factories import FakeRunner, FakeText, make_config, make_trace
+from tests.viz.kernel_scenarios import CPU, GPU
+from tests.viz.timeline_scenarios import cpu, off, on, run_on
 
 
 class FakeSession:
@@ -192,3 +197,23 @@ def test_a_comparison_finds_its_pages_also_when_every_room_is_taken():
         core.open_room("d")
     core.open_room("scratch", scratch=True)
     assert core.arena.num_free == 0
+
+
+# ---- a GPU's timelines beside a CPU's run ----
+
+
+def test_a_page_without_a_gpu_shows_recorded_timelines_and_saves_none_of_them() -> None:
+    session, asked = FakeSession(), []
+
+    def beside() -> tuple:
+        asked.append(1)
+        return (off(), on())
+
+    session.shown = run_on(CPU, cpu())
+    source = LiveSource(session, beside=beside)
+    shown = source.trace("main")
+    assert [it.device for it in of_kind(shown, Timeline)] == [GPU, GPU, CPU] and source.trace("main") is shown and asked == [1]
+    _, content = asyncio.run(source.save_recording("main", ""))
+    assert [it.device for it in of_kind(decode(content), Timeline)] == [CPU]
+    session.shown = run_on(GPU, on())
+    assert source.trace("main") is session.shown

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from engine.chrome_trace import ENGINE, REQUESTS, STAGES, STEPS, chrome_trace, free_blocks
+from engine.chrome_trace import BURSTS, DEVICE_TRACK, ENGINE, HOST_TRACK, LAUNCH_TRACK, REQUESTS, STAGES, STEPS, chrome_trace, free_blocks
 from engine.recording import load
 from engine.trace import TABLES, SequenceInfo, Trace
 from tests.factories import make_trace
 from tests.viz import scenarios
+from tests.viz.kernel_scenarios import with_artifacts
+from tests.viz.timeline_scenarios import cpu, off, on, timeline
 
 RECORDINGS = sorted((Path(__file__).parents[2] / "assets" / "recordings").glob("*.glass"))
 TRACES = {name: getattr(scenarios, name) for name in ("empty", "one_step", "long", "preempted", "broken")}
@@ -118,3 +121,61 @@ def test_only_the_newest_steps_travel_and_hostile_names_stay_text():
     info = SequenceInfo(1, 1, 0, "</script>\ud800", "", (1,), 1, 0.0, 0, 0, 0, "main")
     text = chrome_trace(Trace(sequences={1: info}, meta={"model": {"name": "<img>\u2028"}, "device": float("nan")}))
     assert "request </script>" in json.dumps(read(text)) and text.isascii()
+
+
+# ---- bursts ----
+
+
+def of_burst(*timelines: object) -> list[list[dict]]:
+    """Events by process."""
+    made = read(chrome_trace(with_artifacts(*timelines)))["traceEvents"]
+    return [[e for e in made if e["pid"] == BURSTS + i] for i in range(len(timelines))]
+
+
+def test_a_burst_is_a_process_of_its_own_with_host_launches_and_device():
+    for it, events in zip((off(), on()), of_burst(off(), on()), strict=True):
+        names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+        assert names == {HOST_TRACK: "host: stages", LAUNCH_TRACK: "host: launches", DEVICE_TRACK: "GPU"}
+        kernels = [e for e in events if e["ph"] == "X" and e["cat"] == "device"]
+        assert [e["name"] for e in kernels] == [it.names[i] for i in it.kernels["name"]]
+        assert [round(e["dur"] * 1e3) for e in kernels] == (it.kernels["stop_ns"] - it.kernels["start_ns"]).tolist()
+        begins = np.array([round(e["ts"] * 1e3) for e in kernels])
+        assert (np.diff(begins) == np.diff(it.kernels["start_ns"])).all() and all(e["ts"] > 0 for e in events if e["ph"] != "M")
+        assert {e["args"]["layer"] for e in kernels} == set(range(5))
+        host = [e for e in events if e["ph"] == "X" and e["cat"] == "host"]
+        assert len(host) == len(it.host) and {e["name"] for e in host if e["tid"] == HOST_TRACK} == set(
+            ("schedule", "build", "launch", "sync", "commit")
+        )
+
+
+def test_an_arrow_goes_from_each_launch_to_its_first_kernel():
+    for it, events in zip((off(), on()), of_burst(off(), on()), strict=True):
+        begins = {e["id"]: e for e in events if e["ph"] == "s"}
+        ends = {e["id"]: e for e in events if e["ph"] == "f"}
+        assert begins.keys() == ends.keys() and len(begins) == len(set(it.kernels["launch"].tolist()))
+        slices = {(e["tid"], e["ts"]): e for e in events if e["ph"] == "X"}
+        for key, arrow in begins.items():
+            from_, to = slices[arrow["tid"], arrow["ts"]], slices[ends[key]["tid"], ends[key]["ts"]]
+            assert from_["tid"] == LAUNCH_TRACK and to["cat"] == "device" and ends[key]["bp"] == "e"
+            assert arrow["name"] == ends[key]["name"] and arrow["cat"] == ends[key]["cat"], "Perfetto joins what is alike"
+            if it.graph_size:
+                assert from_["name"] == "cudaGraphLaunch" and to["name"] == "embedding"
+
+
+def test_arrows_of_two_bursts_are_never_joined():
+    one, other = of_burst(off(), off())
+    assert not {e["id"] for e in one if e["ph"] == "s"} & {e["id"] for e in other if e["ph"] == "s"}
+
+
+def test_kernels_that_overlap_keep_their_length_on_a_second_track():
+    (events,) = of_burst(timeline(gap_ns=-1000))
+    kernels = [e for e in events if e["ph"] == "X" and e["cat"] == "device"]
+    assert {e["tid"] for e in kernels} == {DEVICE_TRACK, DEVICE_TRACK + 1} and {e["dur"] for e in kernels} == {3.0}
+    for track in (DEVICE_TRACK, DEVICE_TRACK + 1):
+        mine = [e for e in kernels if e["tid"] == track]
+        assert all(a["ts"] + a["dur"] <= b["ts"] + 1e-6 for a, b in pairwise(mine))
+
+
+def test_operations_of_a_cpu_have_no_launches_and_no_arrows():
+    (events,) = of_burst(cpu())
+    assert not [e for e in events if e["ph"] in "sf"] and "operations" in {e["args"].get("name") for e in events if e["ph"] == "M"}

@@ -42,7 +42,7 @@ SAME = {  # said alike in every language: signs, names, units
         "ui.more", "error.step_failed", "engine_map.clock.schedule", "engine_map.clock.commit", "engine_map.clock.build",
         "engine_map.clock.run", "engine_map.clock.settle", "engine_map.unit.logits", "ui.chapter.beatOf",
         "chapter.kv_cache.price", "calc.field.head_dim", "calc.result",
-        "kv_cache.kept", "engine_map.summary.done",
+        "kv_cache.kept", "engine_map.summary.done", "chapter.cuda_graphs.waits", "chapter.cuda_graphs.graph",
     }
 }  # fmt: skip
 
@@ -81,6 +81,7 @@ def test_japanese_is_written_in_japanese() -> None:
     signs = {"list.comma", "list.last", "blocks.slab", "blocks.summary", "caption.join", "engine_map.unit.tokens"}
     signs |= {"error.core_died", "phrase.rule.arena", "ui.chapter.tally"}
     signs |= {"engine_map.summary.clocks", "badge.recorded", "tokens.option", "tokens.summary", "kv_cache.kept", "kv_cache.says.first"}
+    signs |= {"kernel_gaps.mark.kernel", "kernel_gaps.wait.why"}
     assert not sorted(bare - signs - SAME["*"])
 
 
@@ -203,7 +204,7 @@ def test_people_read_of_blocks_and_never_of_pages(language: str) -> None:
             assert "pages" not in plain, f"{key}: {part}"
 
 
-IN_JOBS = {"trace_failed", "too_many_tiles", "interpreter_failed", "profile_incomplete", "compare_stopped"}  # only their sentence goes out
+IN_JOBS = {"trace_failed", "too_many_tiles", "interpreter_failed", "profile_incomplete", "compare_stopped", "timeline_stopped"}  # only their sentence goes out
 
 
 def sent(group: str) -> Iterator[str]:

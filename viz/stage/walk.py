@@ -201,7 +201,8 @@ class Walk:
         if at is not None or not self.is_live:
             return at
         name, args = job
-        await self.say(name, **(a_step(self.trace, step, 0, select) if name == "tiles" else {}), **args)
+        of_step = a_step(self.trace, step, 0, select) if name == "tiles" else {"step": step} if name == "timeline" else {}
+        await self.say(name, **of_step, **args)
         if name == "profile":
             await self._is_ready()
             await self._step(self.trace.last_step)
