@@ -26,6 +26,7 @@ from engine.models.loading import LoadedModel, load_model, resolve_model
 from engine.models.registry import parse_config
 from engine.models.weights import read_config
 from engine.ops import choose_ops
+from engine.peer import TransformersPeer
 from engine.request import Request
 from engine.runner import DTYPES, ModelRunner, free_bytes, layout_of
 
@@ -73,6 +74,7 @@ def build_core(
     core = EngineCore(config, ModelRunner(loaded.model, arena_config(config), ops), text_maker(loaded), loaded.config.eos_token_ids)
     for fact in (*reports, *cards(ops, device)):
         core.announce(fact)
+    core.peer = lambda: TransformersPeer(loaded.folder.path, device, dtype)
     return core, loaded
 
 
