@@ -1,7 +1,7 @@
 """The job `ladder`: the same requests on one rung after another, from transformers' `generate` to everything switched on.
 
 Every rung gets the same prompts, all at once, greedy, and makes the same number of tokens of each; its tokens are compared
-with the first rung's and differences are counted. A rung runs as often as two seconds allow, at most five times; the run
+with the first rung's and differences are counted. A rung runs as often as a second allows, at most five times; the run
 in the middle is kept. Before that it runs once unmeasured (kernels compile, graphs are captured). A rung that has ended is
 published at once: the LadderRun so far, which replaces the one before.
 
@@ -44,7 +44,7 @@ RUNG_S = 60.0  # and no rung more than this
 SLICE_S = 2.0
 SIZES = (8, 12, 16, 24, 32, 48)  # tokens a request
 MOST_REQUESTS = {"cpu": 4, "cuda": 8}
-REPEATS, REPEAT_S = 5, 2.0
+REPEATS, REPEAT_S = 5, 1.0
 TRIAL = 3  # tokens
 PROFILED = 8  # decode steps under the profiler
 CHANGED = "A knob that all rooms share was turned meanwhile."
