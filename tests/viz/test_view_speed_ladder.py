@@ -76,7 +76,7 @@ def test_values_factors_and_the_talks_figures_are_printed() -> None:
 
 def test_on_a_gpu_the_columns_say_first_token_each_token_and_busy() -> None:
     said = texts(draw(gpu(), size=(1882, 839)))
-    assert all(word in said for word in ("first token", "then each", "GPU busy", "6 %", "91 %", "550 µs"))
+    assert all(word in said for word in ("first token, then each", "GPU busy", "6 %", "91 %", "550 µs, 550 µs", "14,545 tok/s, 1,100×"))
 
 
 def test_tokens_that_differ_are_said() -> None:

@@ -182,7 +182,7 @@ class _Picture:
         sheet, t, x = self.sheet, self.t, self.sheet.width - 12.0
         columns: list[tuple[str, Callable[[Rung], str]]] = [
             ("busy", lambda r: percent(r.busy, 1) if r.busy is not None else "–"),
-            ("each", lambda r: brief(r.each_us)), ("first", lambda r: brief(r.first_us)),
+            ("times", lambda r: f"{brief(r.first_us)}, {brief(r.each_us)}"),
         ]  # fmt: skip
         if all(rung.busy is None for rung in self.it.measured):
             columns = columns[1:]
@@ -192,7 +192,7 @@ class _Picture:
             wide = max([sheet.span(title), *(sheet.span(text) for _, text in shown)])
             sheet.put(title, x, top - sheet.line / 2, "muted", anchor="right")
             for i, text in shown:
-                if len(sheet.labels) < 34:
+                if len(sheet.labels) < 37 - 2 * len(self.rows) + i:  # names and values matter more
                     sheet.put(text, x, top + (i + 0.5) * high, anchor="right")
             x -= wide + 2 * sheet.advance
         return x
@@ -416,8 +416,7 @@ WORDS = {
     "speed_ladder.rung.graphs": "+ CUDA graphs",
     "speed_ladder.rung.overlap": "+ overlapped",
     "speed_ladder.value": "{speed} tok/s, {times}",
-    "speed_ladder.column.first": "first token",
-    "speed_ladder.column.each": "then each",
+    "speed_ladder.column.times": "first token, then each",
     "speed_ladder.column.busy": "GPU busy",
     "speed_ladder.talk": "the talk: {low} → {high} tok/s, {times}×",
     "speed_ladder.talk.short": "talk {times}×",
