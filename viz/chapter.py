@@ -184,7 +184,7 @@ def moment(trace: Trace, job: Job, step: int, select: str | None = None) -> int 
     elif name == "kernel":
         made = any(run.name == args["name"] and args.get("case") in (None, run.case) for run in of_kind(trace, KernelRun))
     elif name == "ladder":
-        made = any(ladder.is_over and len(ladder.measured) >= 2 for ladder in of_kind(trace, LadderRun))
+        made = any(ladder.is_over and len(ladder.measured) >= 2 for ladder in of_kind(trace, LadderRun)[-1:])  # the one shown
     else:
         made = name == "ceilings" and bool(of_kind(trace, Ceilings))
     return step if made else None

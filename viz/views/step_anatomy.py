@@ -37,6 +37,7 @@ PAINTS = {
     "record": Paint("request-other"), "gpu": Paint("accent"),
 }  # fmt: skip
 STEPS = 24  # bars
+NO_GAP_US = 10  # between launch and wait, from one call to the next: nobody else's work
 WIDE = 62  # characters: from here on the list stands beside the bars
 
 
@@ -55,6 +56,7 @@ class Anatomy:
     num_sampled: int
     failed: bool
     is_fine: bool  # the record has the finer clocks
+    runs_ahead: bool  # the knob in force
 
     @property
     def total(self) -> int:
@@ -65,7 +67,8 @@ class Anatomy:
     def ahead(self) -> int:
         """Host time between this step's launch and the moment at which it was waited for: other steps' work."""
         launched = self.start + sum(self.parts.get(part, 0) for part in ("schedule", "build", "launch", "sample"))
-        return max(self.settle_at - launched, 0) if self.settle_at else 0
+        apart = self.settle_at - launched if self.settle_at and self.runs_ahead else 0
+        return apart if apart >= NO_GAP_US else 0
 
     @property
     def longest(self) -> str:
@@ -85,15 +88,16 @@ def anatomy(trace: Trace, row: np.void) -> Anatomy:
     return Anatomy(
         step, int(row["start_us"]), {name: us for name, us in parts.items() if us}, at["gpu"], settle_at, on_gpu(trace),
         int(row["graph_size"]), int(works["num_tokens"].sum()), len(tokens), bool(row["failed"]), bool(settle_at or at["record"] or sample),
+        bool(trace.config_at(step).get("run_ahead")),
     )  # fmt: skip
 
 
 def on_gpu(trace: Trace) -> bool:
-    """Whether the run's device was a GPU: its steps waited for it, by events or by what the record says of the machine."""
+    """Whether the run's device was a GPU, as the record says of its machine; else by what its newest steps have clocks for."""
     config = trace.meta.get("config")
     source = config.get("source") if hasattr(config, "get") else None
     device = source.get("device") if hasattr(source, "get") else None
-    return str(device).startswith("cuda") or bool(len(trace.steps) and trace.steps["gpu_us"].max() > 0)
+    return str(device).startswith("cuda") if device else bool((trace.steps["gpu_us"][-STEPS:] > 0).any())
 
 
 def window(trace: Trace, step: int, most: int = STEPS) -> list[Anatomy]:
@@ -123,7 +127,7 @@ class _Picture:
         self.foot = fit_lines(sheet, room, 2 if tall >= 17 else 1, *unseen(self.it, self.t)) if tall >= 12 else []
         self.top = 8 + len(self.head) * sheet.line + 6
         self.low = sheet.height - 6 - len(self.foot) * sheet.line
-        rows = 2 + bool(self.it.ahead) if self._has_device else 1
+        rows = 2 if self._has_device else 1
         self.span = rows * 1.25 * sheet.line + sheet.line if tall >= 16 else 0.0  # of the time axis
         self.parts = [(part, us) for part, us in self.it.parts.items()]
         if self.it.gpu:
@@ -368,7 +372,7 @@ WORDS = {
     "step_anatomy.part.detokenise": "detokenise",
     "step_anatomy.part.commit": "commit",
     "step_anatomy.part.record": "record",
-    "step_anatomy.part.gpu": "GPU, of its own",
+    "step_anatomy.part.gpu": "GPU, its own clock:",
     "step_anatomy.about.schedule": "The scheduler plans who computes how many tokens.",
     "step_anatomy.about.build": "The plan becomes arrays: ids, positions, block tables.",
     "step_anatomy.about.launch": "The host hands the kernels to the GPU, or replays one CUDA graph; it does not wait.",
