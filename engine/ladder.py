@@ -163,7 +163,7 @@ class _Ladder:
     # ---- from rung to rung ----
 
     def slices(self) -> Iterator[tuple[float, str]]:
-        yield 0.0, "Ladder: how much work suits this machine?"
+        yield 0.0, "Speed ladder: how much work suits this machine?"
         yield from self._size()
         self._publish()
         for number, way in enumerate(WAYS):
@@ -171,8 +171,8 @@ class _Ladder:
                 return self.end("late")
             if way.caches is None:
                 self.close()  # the peer's copy of the weights is not needed any more
-            for said in self._climb(way):
-                yield (number + 0.5) / len(WAYS), f"Ladder, rung {number + 1} of {len(WAYS)}: {said}"
+            for _ in self._climb(way):
+                yield (number + 0.5) / len(WAYS), f"Speed ladder: rung {number + 1} of {len(WAYS)}"
             self._publish()
 
     def end(self, state: str) -> None:
@@ -205,7 +205,7 @@ class _Ladder:
             except Exception as error:
                 tell(error)
                 self._fail(("hf_no_cache", "hf_cache"), f"{reason_of(error)}")
-        yield 0.02, "Ladder: how much work suits this machine?"
+        yield 0.02, "Speed ladder: how much work suits this machine?"
         times: list[float] = []
         for _ in range(2):  # the first warms up
             times = yield from self._try(prompt)
@@ -221,7 +221,7 @@ class _Ladder:
         if self._peer is not None:
             try:
                 found = self._peer.generate(prompt, TRIAL, False, time.perf_counter() + RUNG_S)[1]
-                yield 0.05, "Ladder: how much work suits this machine?"
+                yield 0.05, "Speed ladder: how much work suits this machine?"
                 return found
             except Exception as error:
                 tell(error)
@@ -230,7 +230,7 @@ class _Ladder:
         run = None
         for found in self._steps(WAYS[2], self._prompts[:1], TRIAL):
             run = found
-            yield 0.05, "Ladder: how much work suits this machine?"
+            yield 0.05, "Speed ladder: how much work suits this machine?"
         return list(run.times[0])
 
     def _fits(self, count: int, new: int) -> bool:
@@ -244,8 +244,8 @@ class _Ladder:
 
     # ---- one rung ----
 
-    def _climb(self, way: Way) -> Iterator[str]:
-        """Texts of its progress; its Rung is in place when it has ended."""
+    def _climb(self, way: Way) -> Iterator[None]:
+        """Slices; its Rung is in place when it has ended."""
         rung = self._rungs[way.name]
         why = "" if rung.state == "failed" else way.lacks(self._core)
         if way.caches is not None and self._peer is None and not why and rung.state != "failed":
@@ -264,33 +264,33 @@ class _Ladder:
             tell(error)
             self._fail((way.name,), f"{reason_of(error)}")
 
-    def _measure(self, way: Way) -> Iterator[str]:
+    def _measure(self, way: Way) -> Iterator[None]:
         begun = time.perf_counter()
-        yield "warming up"
+        yield
         yield from self._prepare(way)
         for _ in self._runs(way, self._prompts, 2, begun):
-            yield "warming up"
+            yield
         runs: list[_Run] = []
         while not runs or (len(runs) < REPEATS and sum(run.wall_s for run in runs) < REPEAT_S):
             run = None
             for found in self._runs(way, self._prompts, self._new, begun):
                 run = found
-                yield f"run {len(runs) + 1}"
+                yield
             runs.append(run)
         middle = sorted(runs, key=lambda run: run.per_s)[(len(runs) - 1) // 2]
         rung = self._rung(way, middle, runs)
         if self._device.type == "cuda":
-            yield "how busy the GPU is"
+            yield
             rung = replace(rung, busy=self._busy(way, rung.each_us))
         self._rungs[way.name] = rung
 
-    def _prepare(self, way: Way) -> Iterator[str]:
+    def _prepare(self, way: Way) -> Iterator[None]:
         """Graphs must be there before they are timed."""
         graphs = self._core.runner.graphs if way.knobs.get("cuda_graphs") else None
         while graphs is not None and not any(size >= len(self._prompts) for size in graphs.sizes):
             if self._core.runner.capture_next() is None:
-                raise EngineError("ladder_graphs", f"The graphs could not be captured: {graphs.failed or 'there are none'}.")
-            yield "capturing CUDA graphs"
+                raise EngineError("ladder_stopped", f"The graphs could not be captured: {graphs.failed or 'there are none'}.")
+            yield
 
     def _rung(self, way: Way, run: _Run, runs: Sequence[_Run]) -> Rung:
         self._first = self._first or run.ids
@@ -344,7 +344,7 @@ class _Ladder:
                     is_open = room.has_work and time.perf_counter() < opened + SLICE_S
                     now = inside + time.perf_counter() - opened
                     if record is not None and record.error is not None:
-                        raise EngineError("ladder_step", record.error.sentence)
+                        raise EngineError("ladder_stopped", record.error.sentence)
                     for seq_id, token in record.committed.accepted if record is not None else ():
                         ids[seq_id - number].append(token)
                         rows[seq_id - number].append(now)
@@ -353,7 +353,7 @@ class _Ladder:
                 raise Late
             yield None
             if room.config != config or room.scheduler.pool is not pool:
-                raise EngineError("ladder_changed", CHANGED)
+                raise EngineError("ladder_stopped", CHANGED)
         core.close_room(room.name)
         yield _Run(tuple(map(tuple, ids)), tuple(map(tuple, rows)), max(row[-1] for row in rows))
 
