@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -85,7 +85,7 @@ def test_all_requests_run_on_each_rung_and_their_times_rise(climbed):
         assert all(list(row) == sorted(row) for row in rung.token_us)
         assert max(row[-1] for row in rung.token_us) == rung.wall_us
         assert rung.per_s == pytest.approx(sorted(rung.runs)[(len(rung.runs) - 1) // 2], rel=1e-3)
-        assert 0 < rung.each_us and 0 < rung.first_us < rung.wall_us
+        assert rung.each_us > 0 and 0 < rung.first_us < rung.wall_us
 
 
 def test_one_at_a_time_each_waits_for_the_one_before_and_together_nobody_does(climbed):

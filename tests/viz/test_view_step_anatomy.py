@@ -15,7 +15,19 @@ from viz.view import ViewState, render
 from viz.views.step_anatomy import HOST, anatomy, spans_of, window
 
 VIEW = load_views()["step_anatomy"]
-SIZES = ((960, 540), (732, 426), (484, 403), (1242, 426), (732, 306), (484, 283), (1882, 839), (360, 437), (1242, 255), (390, 300), (200, 120))
+SIZES = (
+    (960, 540),
+    (732, 426),
+    (484, 403),
+    (1242, 426),
+    (732, 306),
+    (484, 283),
+    (1882, 839),
+    (360, 437),
+    (1242, 255),
+    (390, 300),
+    (200, 120),
+)
 
 
 def with_clocks(name: str = "busy", device: str = "cuda", **columns: object) -> Trace:
@@ -98,13 +110,19 @@ def test_with_run_ahead_other_steps_work_is_drawn_between_launch_and_wait() -> N
 
 def test_without_run_ahead_nothing_lies_between() -> None:
     """Whatever the clocks' rounding leaves there."""
-    late = on_gpu(), with_clocks("ahead", start_us=0, schedule_us=10, build_us=10, run_us=10, settle_at_us=36), with_clocks(settle_at_us=10**6)
+    late = (
+        on_gpu(),
+        with_clocks("ahead", start_us=0, schedule_us=10, build_us=10, run_us=10, settle_at_us=36),
+        with_clocks(settle_at_us=10**6),
+    )
     assert all(anatomy(trace, trace.step(5).step).ahead == 0 for trace in late)
     assert not any(part == "other" for part, _, _ in spans_of(on_gpu(), anatomy(on_gpu(), on_gpu().step(9).step))[0])
 
 
 def test_on_a_cpu_launching_and_computing_are_one_part() -> None:
-    frame = draw(with_clocks(device="cpu", schedule_us=9, build_us=9, run_us=900, settle_us=2, commit_us=9, sample_us=100, text_us=3, gpu_us=0))
+    frame = draw(
+        with_clocks(device="cpu", schedule_us=9, build_us=9, run_us=900, settle_us=2, commit_us=9, sample_us=100, text_us=3, gpu_us=0)
+    )
     said = texts(frame)
     assert "launch = compute 800 µs" in said and "sample 100 µs" in said and "On a CPU launching and computing are one call" in said
     assert not any("gpu" in s.name for s in frame.series) and "GPU" not in said
@@ -115,7 +133,9 @@ def test_what_no_clock_saw_is_said() -> None:
     many = on_gpu()
     many.steps.flags.writeable = False
     assert "detokenising is in commit" not in texts(draw(many, size=(1882, 839)))
-    crowded = with_clocks(schedule_us=9, build_us=9, run_us=9, settle_us=9, commit_us=9, text_us=0, gpu_us=20, settle_at_us=30, graph_size=0)
+    crowded = with_clocks(
+        schedule_us=9, build_us=9, run_us=9, settle_us=9, commit_us=9, text_us=0, gpu_us=20, settle_at_us=30, graph_size=0
+    )
     assert "With so many tokens detokenising is in commit" in VIEW.summary(crowded, ViewState(step=9))
 
 

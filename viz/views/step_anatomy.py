@@ -77,7 +77,9 @@ class Anatomy:
 
 def anatomy(trace: Trace, row: np.void) -> Anatomy:
     """Of a STEP row."""
-    at = {name: max(int(row[f"{name}_us"]), 0) for name in ("schedule", "build", "run", "settle", "commit", "sample", "text", "record", "gpu")}
+    at = {
+        name: max(int(row[f"{name}_us"]), 0) for name in ("schedule", "build", "run", "settle", "commit", "sample", "text", "record", "gpu")
+    }
     sample, text, step = min(at["sample"], at["run"]), min(at["text"], at["commit"]), int(row["step_id"])
     parts = {
         "schedule": at["schedule"], "build": at["build"], "launch": at["run"] - sample, "sample": sample, "sync": at["settle"],
@@ -222,7 +224,9 @@ class _Picture:
                 sheet.put(self._row(part, us), x, y, weight=bold, room=sheet.width - 12 - x)
             box = (x - 1.3 * sheet.line, sheet.width - 8, y - high / 2 + 1, y + high / 2 - 1)
             outline = "accent" if self.state.selection == f"part:{part}" else None
-            self.marks.append(Mark(f"part:{part}", *box, self._row(part, us), outline, self.t(f"step_anatomy.about.{_about(self.it, part)}")))
+            self.marks.append(
+                Mark(f"part:{part}", *box, self._row(part, us), outline, self.t(f"step_anatomy.about.{_about(self.it, part)}"))
+            )
 
     # ---- the shown step in time ----
 
