@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.browser import chromium, page
 from engine.artifacts import of_kind
 from engine.recording import decode, encode
 from engine.trace import Trace
 from tests.viz.ladder_scenarios import LADDERS, cancelled, cpu, gpu, partial
 from tests.viz.scenarios import scenario
+from tests.viz.test_stage_support import serve
 from tests.viz.valid import check_frame
 from viz.registry import load_views
+from viz.stage.hub import Hub, HubConfig
+from viz.stage.source import RecordingSource
 from viz.view import ViewState, render
 from viz.views.speed_ladder import RACE, TALK, newest, race_us, typed_by
 
@@ -123,3 +127,27 @@ def test_the_newest_ladder_is_shown_and_a_recording_keeps_the_picture() -> None:
     back = decode(encode(gpu()))
     one, again = render(VIEW, gpu(), ViewState()), render(VIEW, back, ViewState())
     assert one.labels == again.labels and one.marks == again.marks
+
+
+@pytest.mark.skipif(chromium() is None, reason="needs Chromium")
+def test_in_the_browser_a_race_runs_through_its_moments_and_ends_in_bars() -> None:
+    hub = Hub(RecordingSource(cpu(), playing=False), load_views(), default_views=("speed_ladder",), config=HubConfig(max_fps=60))
+    play = """() => {
+      const panel = glass.stage.shown()[0], mark = panel.marks().find((m) => m[0] === "race:play");
+      const box = panel.painter.box(mark, panel.axes), at = panel.plot.getBoundingClientRect();
+      return [at.left + box.x + box.w / 2, at.top + box.y + box.h / 2];
+    }"""
+    seen = """() => { if (!window.seen) { window.seen = []; setInterval(() => {
+      const said = glass.stage.state.selection; if (said !== seen.at(-1)) seen.push(said); }, 20); } return true; }"""
+    with serve(hub) as address, page(address + "?views=speed_ladder") as opened:
+        opened.wait_for_function("window.glass && glass.stage.shown()[0].marks().some((m) => m[0] === 'race:play')")
+        opened.evaluate(seen)
+        opened.mouse.click(*opened.evaluate(play))
+        opened.wait_for_function(f"seen.includes('race:{RACE}') && glass.stage.state.selection === null", timeout=30_000)
+        moments = [said for said in opened.evaluate("seen") if said]
+        assert moments == [f"race:{k}" for k in range(RACE + 1)]
+        opened.mouse.click(*opened.evaluate(play))
+        opened.wait_for_function("glass.stage.state.selection === 'race:3'", timeout=30_000)
+        opened.evaluate("glass.stage.select('rung:eager')")
+        opened.wait_for_timeout(1200)
+        assert opened.evaluate("glass.stage.state.selection") == "rung:eager", "another choice ends it"

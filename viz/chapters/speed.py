@@ -67,9 +67,8 @@ def _together(trace: Trace, step: int) -> Mapping[str, object]:
     alone, together = _rung(trace, "eager"), _rung(trace, "batching")
     if alone is None or together is None:
         return {"what": Said(f"{_OWN}together.none")}
-    fields = {
-        "speed0": per_second(alone.per_s), "speed1": per_second(together.per_s), "each0": brief(alone.each_us), "each1": brief(together.each_us),
-    }  # fmt: skip
+    fields = {"speed0": per_second(alone.per_s), "speed1": per_second(together.per_s)}
+    fields |= {"each0": brief(alone.each_us), "each1": brief(together.each_us)}
     return {"what": Said(f"{_OWN}together.{'slower' if together.each_us > alone.each_us else 'as_fast'}", fields)}
 
 
@@ -148,8 +147,8 @@ WORDS = {
         "{who} began: {n:,} prompt tokens in a step of {total}. Planning, building, text and record took {host} of it.",
     ),
     f"{_OWN}start": (
-        "The same {requests:,} requests, {new:,} tokens each, on {n:,} rung of a ladder: same weights, one more thing switched on each time.",
-        "The same {requests:,} requests, {new:,} tokens each, on {n:,} rungs of a ladder: same weights, one more thing switched on each time.",
+        "The same {requests:,} requests, {new:,} tokens each, on {n:,} rung of a ladder: same weights, one more thing switched on a rung.",
+        "The same {requests:,} requests, {new:,} tokens each, on {n:,} rungs of a ladder: same weights, one more thing switched on a rung.",
     ),
     f"{_OWN}start.ask": "All lanes start now. Click the one that will make the most tokens a second.",
     f"{_OWN}start.reveal": "{who}: {speed} tokens a second, {times} as many as {first}.",
@@ -166,8 +165,12 @@ WORDS = {
     f"{_OWN}cache.theirs": "The KV cache: {speed0} → {speed1} tok/s in transformers. Without it each token computes the whole text again.",
     f"{_OWN}cache.none": "Without a KV cache each token computes the whole text again; that rung could not be measured here.",
     f"{_OWN}together": "{what}",
-    f"{_OWN}together.slower": "Together: {speed0} → {speed1} tok/s. But each answer's next token takes {each1} instead of {each0}: a batch has a price.",
-    f"{_OWN}together.as_fast": "Together: {speed0} → {speed1} tok/s, and each answer's next token comes as soon: {each1} instead of {each0}.",
+    f"{_OWN}together.slower": (
+        "Together: {speed0} → {speed1} tok/s. But each answer's next token takes {each1} instead of {each0}: a batch has a price."
+    ),
+    f"{_OWN}together.as_fast": (
+        "Together: {speed0} → {speed1} tok/s, and each answer's next token comes as soon: {each1} instead of {each0}."
+    ),
     f"{_OWN}together.none": "Running requests together could not be measured here.",
     f"{_OWN}here": "The talk: {low} → {high} tok/s, {factor}×. Here: {times}. {what}",
     f"{_OWN}here.gpu": "Fused kernels, graphs and overlap alone make {times}.",

@@ -441,7 +441,10 @@ WORDS = {
     "speed_ladder.why.no_overlap": "a CPU computes a step while it is asked to: nothing overlaps",
     "speed_ladder.says": (
         "{best}: {speed} tokens a second, {times} as many as “{first}” ({speed0}). {n:,} request, {new:,} tokens, the same on every rung.",
-        "{best}: {speed} tokens a second, {times} as many as “{first}” ({speed0}). {n:,} requests, {new:,} tokens each, the same on every rung.",
+        (
+            "{best}: {speed} tokens a second, {times} as many as “{first}” ({speed0}). {n:,} requests, {new:,} tokens each, "
+            "the same on every rung."
+        ),
     ),
     "speed_ladder.says.short": "{speed0} → {speed} tokens a second: {times}.",
     "speed_ladder.says.none": (
@@ -462,7 +465,10 @@ WORDS = {
     ),
     "speed_ladder.race.short": "After {time}: {done:,} of {all:,} lanes done.",
     "speed_ladder.read": (
-        "{name}: {value}. {wall} in all ({n:,} run); first token after {first} (waiting counts), then one every {each} (medians). {busy} {same}",
+        (
+            "{name}: {value}. {wall} in all ({n:,} run); first token after {first} (waiting counts), then one every "
+            "{each} (medians). {busy} {same}"
+        ),
         (
             "{name}: {value}. {wall} in all ({n:,} runs: {low} to {high}); first token after {first} (waiting counts), then one every "
             "{each} (medians). {busy} {same}"

@@ -391,7 +391,8 @@ WORDS = {
         "Between two events in the GPU's stream, before the first kernel and behind the last: waiting for launches in between counts."
     ),
     "step_anatomy.unseen.old": (
-        "This recording has the coarse clocks only: detokenising is in commit, sampling in launch; GPU time and recording were not recorded."
+        "This recording has the coarse clocks only: detokenising is in commit, sampling in launch; "
+        "GPU time and recording were not recorded."
     ),
     "step_anatomy.unseen.old.short": "Coarse clocks only: GPU time was not recorded.",
     "step_anatomy.unseen.cpu": (
@@ -399,7 +400,9 @@ WORDS = {
         "no step's clock sees it."
     ),
     "step_anatomy.unseen.cpu.short": "On a CPU launching and computing are one call.",
-    "step_anatomy.unseen.gpu": "Sampling is in the GPU's time; no clock sees it apart. Where the GPU's bar begins is inferred from the order of launches.",
+    "step_anatomy.unseen.gpu": (
+        "Sampling is in the GPU's time; no clock sees it apart. Where the GPU's bar begins is inferred from the order of launches."
+    ),
     "step_anatomy.unseen.gpu.short": "Sampling is in the GPU's time; no clock sees it apart.",
     "step_anatomy.unseen.graph": (
         "Sampling is inside the CUDA graph; no clock sees it apart. Where the GPU's bar begins is inferred from the order of launches."
