@@ -316,7 +316,7 @@ def unseen(it: Anatomy, t: Words) -> tuple[str, ...]:
         return t("step_anatomy.unseen.old"), t("step_anatomy.unseen.old.short")
     if not it.is_gpu:
         return t("step_anatomy.unseen.cpu"), t("step_anatomy.unseen.cpu.short")
-    keys = ["graph" if it.graph_size else "gpu", *(["text"] if it.num_sampled and "detokenise" not in it.parts else [])]
+    keys = ["unwaited" if not it.gpu else "graph" if it.graph_size else "gpu", *(["text"] if it.num_sampled and "detokenise" not in it.parts else [])]
     return " ".join(t(f"step_anatomy.unseen.{key}") for key in keys), t(f"step_anatomy.unseen.{keys[0]}.short")
 
 
@@ -408,6 +408,8 @@ WORDS = {
         "Sampling is inside the CUDA graph; no clock sees it apart. Where the GPU's bar begins is inferred from the order of launches."
     ),
     "step_anatomy.unseen.graph.short": "Sampling is inside the CUDA graph; no clock sees it apart.",
+    "step_anatomy.unseen.unwaited": "This step gave no token, so nobody waited for it: no clock saw how long the GPU took.",
+    "step_anatomy.unseen.unwaited.short": "Nobody waited for this step: no clock saw its GPU time.",
     "step_anatomy.unseen.text": "With so many tokens detokenising is in commit.",
 }
 

@@ -1529,6 +1529,8 @@ WORDS = {
     "step_anatomy.unseen.gpu.short": "サンプリングはGPU時間に含まれ、別の時計はありません。",
     "step_anatomy.unseen.graph": "サンプリングはCUDAグラフの中にあり、別の時計はありません。GPUの棒の始まりは起動の順から推定しました。",
     "step_anatomy.unseen.graph.short": "サンプリングはCUDAグラフの中にあり、別の時計はありません。",
+    "step_anatomy.unseen.unwaited": "このステップはトークンを出さず、誰も待たなかったので、GPUの所要時間はどの時計にも見えません。",
+    "step_anatomy.unseen.unwaited.short": "待たれなかったステップ：GPU時間は見えません。",
     "step_anatomy.unseen.text": "トークンが多いので、文字への変換は結果の反映に含まれます。",
     # 章：速さ
     "chapter.speed.title": "一段ずつ、速く",
