@@ -1,5 +1,5 @@
 """Records the examples that ship: each preset, run as the page runs it, with what chapters show of it: comparisons, tiles
-of its steps, profiled steps, kernels' runs and the ceilings of this machine.
+of its steps, profiled steps, kernels' runs, the speed ladder and the ceilings of this machine.
 
     python -m benchmarks.record --out assets/recordings [--name h200] [--only PRESET] [--device cuda] [--model …]
 
@@ -22,13 +22,14 @@ from engine.recording import save
 from engine.session import Session
 from engine.tiles import past_step
 from engine.trace import Comparison, Trace
-from engine.workloads import WORKLOADS
+from engine.workloads import LADDER, WORKLOADS
 from viz.chapter import Beat, Job, decided, find, moment
 from viz.moments import going_on, long_read, writing
 from viz.registry import load_chapters
 from viz.tiles import a_step
 
 PATIENCE_S = 180
+LADDER_S = 30.0  # that the ladder's slowest rung may take: longer answers than a page waits for
 READY_S = 10.0  # until the engine tells of a job: its first slice may be long
 KERNELS = ("silu_mul", "add_rms_norm", "flash_prefill", "flash_decode")  # runs beside those that chapters ask for
 EXTRA = (  # of a preset whose steps no chapter looks into
@@ -153,6 +154,8 @@ class _Camera:
             args |= {"num_splits": args.pop("splits")} if "splits" in args else {}
         if name == "timeline":
             args |= {"past": past_step(self.trace, step)}
+        if name == "ladder":
+            args |= {"prompts": self._session.script(LADDER), "seconds": LADDER_S}
         self._session.ask("job", room=self._room, name=name, args=args)
 
     def wait(self, made: Callable[[], int | None]) -> int | None:

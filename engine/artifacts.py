@@ -257,6 +257,89 @@ class Timeline:
     kernels: np.ndarray
     steps: np.ndarray
     unseen: tuple[str, ...] = ()
+RUNG_STATES = ("measured", "waits", "skipped", "cancelled", "late", "failed")
+RUNG_REASONS = ("", "no_peer", "no_memory", "no_kernels", "fused_off", "no_graphs", "no_overlap")  # why one was skipped
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """One way to run a ladder's workload. All requests arrive at once; what waits for others counts.
+
+    Args:
+        name: code (engine/ladder.py); its words are viz's. `switched`: what differs from the rung before, as codes.
+        state: of RUNG_STATES. Where it was skipped, `why` is of RUNG_REASONS; where it failed, `detail` a sentence.
+        wall_us: from the arrival to the last token, of the run whose speed is the median of `runs`.
+        runs: tokens a second of each run, in order.
+        token_us: µs since the arrival of each token that the host had in hand, a row a request.
+        token_ids, pieces: of the first request: its answer, and the text that each token made certain.
+        num_differ: tokens that are not those of the ladder's first measured rung at their places; `differing`: requests
+            that have one.
+        busy: share of the time between two tokens in which the device computed; None: not to be had.
+    """
+
+    name: str
+    switched: tuple[str, ...]
+    state: str = "waits"
+    why: str = ""
+    detail: str = ""
+    wall_us: int = 0
+    runs: tuple[float, ...] = ()
+    token_us: tuple[tuple[int, ...], ...] = ()
+    token_ids: tuple[int, ...] = ()
+    pieces: tuple[str, ...] = ()
+    num_differ: int = 0
+    differing: int = 0
+    busy: float | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(map(len, self.token_us))
+
+    @property
+    def per_s(self) -> float:
+        """Tokens a second of all requests together; 0.0 where it was not measured."""
+        return self.num_tokens / self.wall_us * 1e6 if self.wall_us else 0.0
+
+    @property
+    def first_us(self) -> float:
+        """Time to first token: the median over the requests, since they arrived."""
+        return float(np.median([row[0] for row in self.token_us if row])) if any(self.token_us) else 0.0
+
+    @property
+    def each_us(self) -> float:
+        """Time per output token after the first: the median over the requests."""
+        found = [(row[-1] - row[0]) / (len(row) - 1) for row in self.token_us if len(row) > 1]
+        return float(np.median(found)) if found else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class LadderRun:
+    """The same requests, greedy, on one rung after another, each with one thing more switched on.
+
+    A ladder that goes on is published again under the same `key`: the newer one takes the older one's place.
+
+    Args:
+        device, dtype: what ran. prompt: of the first request, as text.
+        prompt_tokens: of each request. new_tokens: that each was given, whatever its text says.
+        trial_us: what a token cost on the slowest rung when the workload's size was chosen.
+    """
+
+    key: str
+    device: str
+    dtype: str
+    prompt: str
+    prompt_tokens: tuple[int, ...]
+    new_tokens: int
+    trial_us: int
+    rungs: tuple[Rung, ...]
+
+    @property
+    def measured(self) -> tuple[Rung, ...]:
+        return tuple(rung for rung in self.rungs if rung.state == "measured")
+
+    @property
+    def is_over(self) -> bool:
+        return not any(rung.state == "waits" for rung in self.rungs)
 
 
 A = TypeVar("A")

@@ -29,7 +29,7 @@ from engine.tiles import past_step
 from engine.tokenizer import check_text
 from engine.trace import COMPARABLE, TABLES, Trace
 from engine.veil import veiled
-from engine.workloads import WORKLOADS, Workload
+from engine.workloads import LADDER, WORKLOADS, Workload
 
 GRACE_S = 3.0
 SHARED_FPS = 3  # frames a second while a CPU engine runs freely: each costs about 45 ms of both cores where the browser runs here too
@@ -411,6 +411,9 @@ class LiveSource:
             raise EngineError("unknown_step", "The step to trace is not known.")
         modes = {"modes": tuple(args["modes"])} if isinstance(args.get("modes"), (list, tuple)) else {}
         self.session.ask("job", room=room, name="timeline", args={"past": past_step(trace, step), **modes})
+    def do_ladder(self, room: str, args: Mapping[str, object]) -> None:
+        """A fixed workload on one rung after another, from transformers' generate to everything switched on."""
+        self.session.ask("job", room=room, name="ladder", args={"prompts": self.session.script(LADDER)})
 
     # ---- recordings ----
 

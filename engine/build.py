@@ -27,6 +27,7 @@ from engine.models.registry import parse_config
 from engine.models.weights import read_config
 from engine.ops import choose_ops
 from engine.ranges import nvtx_sink, watch
+from engine.peer import TransformersPeer
 from engine.request import Request
 from engine.runner import DTYPES, ModelRunner, free_bytes, layout_of
 
@@ -76,6 +77,7 @@ def build_core(
         core.announce(fact)
     if config.nvtx:
         watch(core, nvtx_sink())
+    core.peer = lambda: TransformersPeer(loaded.folder.path, device, dtype)
     return core, loaded
 
 

@@ -70,6 +70,7 @@ class EngineCore:
         self._turn = 0
         self._facts: list[object] = []
         self.interpreter = Interpreter()
+        self.peer: Callable[[], object] | None = None  # makes another implementation of the same model (engine/peer.py)
         self.open_room("main")
 
     def begin_at(self, start, room: str = "main") -> None:
@@ -188,7 +189,7 @@ class EngineCore:
         if home is None or not home.has_work:
             return None
         home.last_turn = self._turn = self._turn + 1
-        began = time.perf_counter()
+        began = home.clock.began = time.perf_counter()
         launched = self._launch(home, probe)
         if isinstance(launched, _Launched):
             home.flying.append(launched)
@@ -197,6 +198,7 @@ class EngineCore:
         if home.flying and (launched is None or too_many or not launched.plan.works):
             record = self._settle(home, home.flying.popleft())
         home.clock.busy_us += int((time.perf_counter() - began) * 1e6)
+        home.clock.began = None
         return record
 
     def report(self, room: str) -> Record | None:
@@ -237,7 +239,7 @@ class EngineCore:
 
     def _settle(self, room: Room, launched: _Launched) -> Record | None:
         """Wait for a step, commit it, record it."""
-        clock = _Stopwatch()
+        clock, settle_at = _Stopwatch(), room.clock.now()
         try:
             result = launched.pending.settle()
             settle_us = clock.lap()
@@ -247,7 +249,7 @@ class EngineCore:
             broken = [launched.plan, *(later.plan for later in room.flying)]
             room.flying.clear()
             return self._fail(room, broken, error)
-        clocks = Clocks(launched.start_us, launched.schedule_us, launched.build_us, launched.run_us, settle_us, clock.lap())
+        clocks = Clocks(launched.start_us, launched.schedule_us, launched.build_us, launched.run_us, settle_us, clock.lap(), settle_at)
         samples = tuple(TensorSample(launched.plan.step_id, n, layer, a) for (n, layer), a in kept.items())
         return self._record(room, launched.plan, result, committed, clocks, samples, probed=launched.probe.active)
 
@@ -265,11 +267,13 @@ class EngineCore:
         self, room: Room, plan: StepPlan, result: StepResult, committed: Committed, clocks: Clocks,
         samples: tuple[TensorSample, ...], error: StepError | None = None, probed: bool = False,
     ) -> Record:  # fmt: skip
-        pool = room.scheduler.pool
+        clock, pool = _Stopwatch(), room.scheduler.pool
         events = pool.take_events()
         num_events = room.num_events = room.num_events + len(events)
         keyframe = (num_events, pool.snapshot_events()) if plan.step_id % KEYFRAME_EVERY == 0 else None
-        record = Record(plan, result, committed, clocks, events, num_events, room.config_index, keyframe, samples, error, probed)
+        record = Record(
+            plan, result, committed, clocks, events, num_events, room.config_index, keyframe, samples, error, probed, clock.lap()
+        )  # fmt: skip
         if self.config.tracing:
             room.recorder.append(record)
         return record

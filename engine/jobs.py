@@ -30,6 +30,8 @@ from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.errors import EngineError
 from engine.kernel_page import chosen, kernel_run
+from engine.ladder import LADDER_S, SECONDS, climbed
+from engine.ladder import check as check_ladder
 from engine.messages import Prompt
 from engine.ops import choose_ops
 from engine.probe import POINTS, Probe, StepProbe
@@ -217,9 +219,19 @@ def timeline(core: EngineCore, past: PastStep, modes: tuple[bool, ...] = MODES) 
     """
     check_timeline(core, past.token_ids, modes)
     return Job(core, "timeline", lambda job: bursts(job, past.step_id, past.token_ids, modes), TIMELINE_S)
+def ladder(core: EngineCore, prompts: tuple[Prompt, ...], seconds: float = SECONDS) -> Job:
+    """The same requests from transformers' generate to everything switched on; a LadderRun goes into the trace, again after
+    each rung.
+
+    Args:
+        seconds: that the slowest rung should take.
+    """
+    check_ladder(prompts, seconds)
+    return Job(core, "ladder", lambda job: climbed(job, prompts, seconds), 2 * LADDER_S)
 
 
 JOBS: dict[str, Callable[..., Job]] = {
     "probe": probe_step, "check_kernels": check_kernels, "compare": compare, "tiles": tiles, "kernel": kernel, "ceilings": ceilings,
     "profile": profile, "timeline": timeline,
+    "profile": profile, "ladder": ladder,
 }  # fmt: skip

@@ -314,8 +314,7 @@ class Loop:
         except Exception as error:  # a fault in a job must not end everybody's requests
             tell(error)
             done, job.note = True, f"The job “{job.name}” failed: {reason_of(error)}."
-        for artifact in job.take_artifacts():
-            self.core.rooms[job.room].recorder.artifact(artifact)
+        self._publish(job)
         if done:
             self._paces[job.room].note = job.note
             self._end_job()
@@ -324,7 +323,12 @@ class Loop:
         job, self._job = self._job, None
         if job is not None:
             job.close()
+            self._publish(job)  # one that was stopped may have something to say of what it had done
         self._report_at = 0.0
+
+    def _publish(self, job: Job) -> None:
+        for artifact in job.take_artifacts():
+            self.core.rooms[job.room].recorder.artifact(artifact)
 
     def _unreported(self) -> bool:
         return any(self.core.rooms[name].recorder.num_pending for name in self._paces)

@@ -113,11 +113,15 @@ class Sampled(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a settled step returned, in plan order. `graph_size`: of the CUDA graph that ran it, 0: none did."""
+    """What a settled step returned, in plan order. `graph_size`: of the CUDA graph that ran it, 0: none did. `gpu_us`: between
+    two events in the device's stream, before its first and behind its last operation (a GPU that waits for launches in
+    between counts); `sample_us`: choosing tokens, where a host clock can see it apart (a CPU). 0: no such clock."""
 
     step_id: int
     sampled: tuple[Sampled, ...]
     graph_size: int = 0
+    gpu_us: int = 0
+    sample_us: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,19 +142,22 @@ class TextPiece:
 @dataclass(frozen=True, slots=True)
 class Committed:
     """What commit() made of a result. `accepted` lists (seq_id, token_id) really appended: a result for a
-    sequence that had ended meanwhile (run-ahead, abort) is dropped."""
+    sequence that had ended meanwhile (run-ahead, abort) is dropped. `text_us`: turning tokens into text, 0 where it was not
+    timed apart."""
 
     step_id: int
     accepted: tuple[tuple[int, int], ...]
     finished: tuple[Finished, ...]
     texts: tuple[TextPiece, ...]
+    text_us: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
     """Where a step's time went, microseconds on the engine's monotonic clock; pauses and pace excluded.
 
-    `start_us` is the engine time (sum of busy time) at which the step began.
+    `start_us` is the engine time (sum of busy time) at which the step began, `settle_at_us` that at which it was waited for
+    (with run-ahead a later step was launched in between).
     """
 
     start_us: int
@@ -159,6 +166,7 @@ class Clocks:
     run_us: int
     settle_us: int
     commit_us: int
+    settle_at_us: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,8 @@ _FINISH_CODE = {reason: code for code, reason in enumerate(FINISH_REASONS)}
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """References to what one step made. `keyframe`: (event count, events that rebuild the pool there)."""
+    """References to what one step made. `keyframe`: (event count, events that rebuild the pool there). `record_us`: what it
+    took to make this; packing rows for readers comes later, between steps."""
 
     plan: StepPlan
     result: StepResult
@@ -37,6 +38,7 @@ class Record:
     samples: tuple[TensorSample, ...] = ()
     error: StepError | None = None
     probed: bool = False
+    record_us: int = 0
 
 
 class Recorder:
@@ -95,7 +97,8 @@ def _pack_one(record: Record, rows: dict[str, list], blob: bytearray, text_offse
         (
             step, clocks.start_us, clocks.schedule_us, clocks.build_us, clocks.run_us, clocks.settle_us, clocks.commit_us,
             plan.token_budget, plan.max_num_seqs, record.event_end, record.config, step, record.probed, record.error is not None,
-            record.result.graph_size,
+            record.result.graph_size, clocks.settle_at_us, record.result.gpu_us, record.result.sample_us, record.committed.text_us,
+            record.record_us,
         )
     )  # fmt: skip
     position: dict[int, int] = {}

@@ -42,7 +42,8 @@ from engine.trace import TABLES, KernelReport, Op, SequenceInfo, StepError, Tens
 
 FORMAT = "glass-recording"
 VERSION = 1
-ADDED_LATER = frozenset({"steps.graph_size"})  # columns that the first recordings lack: zeros there
+FINER_CLOCKS = ("settle_at_us", "gpu_us", "sample_us", "text_us", "record_us")
+ADDED_LATER = frozenset({"steps.graph_size", *(f"steps.{clock}" for clock in FINER_CLOCKS)})  # that the first recordings lack: zeros
 PROMPTS = "prompt_token_ids"  # the tensor with all prompts, one after the other
 
 

@@ -18,6 +18,9 @@ from engine.artifacts import (
     HOST_ROW,
     KERNEL_ROW,
     PARTLY,
+    PARTLY,
+    RUNG_REASONS,
+    RUNG_STATES,
     TILE,
     Ceilings,
     KernelCard,
@@ -26,6 +29,11 @@ from engine.artifacts import (
     StepProfile,
     TileTrace,
     Timeline,
+    LadderRun,
+    OpTime,
+    Rung,
+    StepProfile,
+    TileTrace,
     TrafficRun,
 )
 from engine.recording_check import Bad, Reader, need
@@ -36,6 +44,7 @@ MAX_ROWS = 200_000  # of a timeline, host or device
 MAX_STEPS = 1000  # of a burst
 MAX_NAMES = 2000
 MAX_SOURCE = 400_000  # characters of a kernel card's text
+MAX_RUNGS, MAX_RUNG_REQUESTS, MAX_RUNG_TOKENS, MAX_RUNG_RUNS = 32, 64, 4096, 64  # of a ladder; tokens a request
 LARGE = 2**31 - 1
 KERNELS = ("flash_prefill", "flash_decode")
 PROVENANCES = ("measured", "recomputed")
@@ -105,6 +114,7 @@ class Loader:
         makes = {
             "TileTrace": self._tiles, "TrafficRun": _traffic, "KernelCard": _card, "KernelRun": _run, "Ceilings": _ceilings,
             "StepProfile": self._profile, "Timeline": self._timeline,
+            "StepProfile": self._profile, "LadderRun": _ladder,
         }  # fmt: skip
         return makes.get(kind)
 
@@ -295,6 +305,56 @@ def _ceilings(item: Reader, place: int) -> Ceilings:
     )
     numbers = [_amount(item, name) for name in ("copy_gbps", "matmul_tflops", "launch_us", "python_us")]
     return Ceilings(item.text("device", 200), _dtype(item), *numbers, levels)
+
+
+def _ladder(item: Reader, place: int) -> LadderRun:
+    rungs = tuple(_rung(rung) for rung in item.items("rungs", MAX_RUNGS))
+    need(len({rung.name for rung in rungs}) == len(rungs) > 0, "a ladder has no rungs, or one twice")
+    found = LadderRun(
+        item.text("key", 80), item.text("device", 200), _dtype(item), item.text("prompt", MAX_SOURCE),
+        _whole(_list(item, "prompt_tokens"), MAX_RUNG_REQUESTS), item.integer("new_tokens", 1, MAX_RUNG_TOKENS),
+        item.integer("trial_us", 0, 2**53), rungs,
+    )  # fmt: skip
+    need(len(found.prompt_tokens) > 0, "a ladder has no requests")
+    for rung in found.measured:
+        need(
+            len(rung.token_us) == len(found.prompt_tokens) and all(len(row) == found.new_tokens for row in rung.token_us),
+            "a rung did not run the ladder's requests",
+        )
+    return found
+
+
+def _rung(item: Reader) -> Rung:
+    rows, runs = _list(item, "token_us"), _list(item, "runs")
+    need(len(rows) <= MAX_RUNG_REQUESTS and len(runs) <= MAX_RUNG_RUNS, "a rung has too many requests or runs")
+    token_us = tuple(_whole(row, MAX_RUNG_TOKENS) for row in rows)
+    rung = Rung(
+        item.text("name", 80), item.texts("switched", 80), _one_of(item, "state", RUNG_STATES), _one_of(item, "why", RUNG_REASONS),
+        item.text("detail", 400), item.integer("wall_us", 0, 2**53), tuple(map(_number, runs)), token_us,
+        _whole(_list(item, "token_ids"), MAX_RUNG_TOKENS), item.texts("pieces", 400), item.integer("num_differ", 0, LARGE),
+        item.integer("differing", 0, MAX_RUNG_REQUESTS), _maybe(item, "busy"),
+    )  # fmt: skip
+    need(all(list(row) == sorted(row) and row[-1] <= rung.wall_us for row in token_us if row), "a rung's tokens are out of order")
+    need(rung.busy is None or rung.busy <= 1, "a rung's device was busy for more than all of the time")
+    if rung.state == "measured":
+        need(rung.wall_us > 0 and rung.runs and all(rung.runs) and rung.token_us, "a rung was measured, but has no time")
+        need(len(rung.token_ids) == len(rung.pieces) == len(rung.token_us[0]), "a rung's answer does not fit its times")
+    else:
+        need(not (rung.wall_us or rung.token_us or rung.pieces), "a rung that was not measured has times")
+    return rung
+
+
+def _list(item: Reader, key: str) -> list:
+    value = item.value.get(key) if isinstance(item.value, dict) else None
+    need(isinstance(value, list), f"{item.what} lacks {key}")
+    return value
+
+
+def _whole(value: object, most: int) -> tuple[int, ...]:
+    """A list of whole numbers that are not below zero."""
+    plain = isinstance(value, list) and len(value) <= most and all(type(n) is int and 0 <= n < 2**53 for n in value)
+    need(plain, "a ladder's numbers are not what this format has")
+    return tuple(value)
 
 
 def _one_of(item: Reader, key: str, choices: tuple[str, ...]) -> str:

@@ -10,6 +10,7 @@ for the next, and a room that is alone is cut to size when it next changes its p
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -32,6 +33,11 @@ class Clock:
     is excluded from everybody's clocks."""
 
     busy_us: int = 0
+    began: float | None = None  # perf_counter when the step that is being taken began
+
+    def now(self) -> int:
+        """Engine time, within a step too."""
+        return self.busy_us if self.began is None else self.busy_us + int((time.perf_counter() - self.began) * 1e6)
 
 
 @dataclass
@@ -79,7 +85,7 @@ class Housing:
         self.arena = Arena(0)
         self.rows = RowSlots()
         self.clock = Clock()
-        self._new_text = new_text
+        self.new_text = new_text
         self._settle = settle
 
     def get(self, name: str) -> Room:
@@ -105,7 +111,7 @@ class Housing:
         self._flush(lost)
         pool = self._lease(name, config)
         clock = Clock() if scratch else self.clock
-        room = Room(name, config, Scheduler(config, pool, self._new_text, name, self.rows), Recorder(), clock, scratch)
+        room = Room(name, config, Scheduler(config, pool, self.new_text, name, self.rows), Recorder(), clock, scratch)
         room.recorder.config(knob_values(config))
         self.rooms[name] = room
         return room

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -59,6 +60,8 @@ class PendingStep:
     # without tracing [s, 1]: the token alone
     done: torch.cuda.Event | None = None
     graph_size: int = 0
+    began: torch.cuda.Event | None = None
+    sample_us: int = 0
 
     def settle(self) -> StepResult:
         """Wait for the device and unpack."""
@@ -73,7 +76,8 @@ class PendingStep:
             if math.isnan(logprob):
                 raise FloatingPointError("the model's scores are not numbers; its weights may be broken")
             sampled.append(Sampled(seq_id, int(token), logprob, tuple(map(int, tops[:width])), tuple(tops[width:])))
-        return StepResult(self.step_id, tuple(sampled), self.graph_size)
+        gpu_us = 0 if self.began is None else round(self.began.elapsed_time(self.done) * 1e3)
+        return StepResult(self.step_id, tuple(sampled), self.graph_size, gpu_us, self.sample_us)
 
 
 class ModelRunner:
@@ -141,16 +145,28 @@ class ModelRunner:
             self.attention.copy_pages(torch.from_numpy(host.copies).to(self.device))
         if host.num_tokens == 0:
             return PendingStep(step_id, (), None)
+        began = self._stamp()
         size = self.graphs.size_for(host) if graphs and not probe.active and self.graphs is not None else None
         if size is not None:
-            return self._return(step_id, rows, self.graphs.run(size, host, rows), size)
+            return self._return(step_id, rows, self.graphs.run(size, host, rows), size, began)
         parts = self._parts(host, probe)
         batch = to_device(host, self.device, self.last_token, parts.attention.plan(host))
         hidden = parts.model.forward(batch, parts.attention, parts.ops, probe)
         if not rows.seq_ids:
             return PendingStep(step_id, (), None)
-        logits = parts.model.logits(hidden[batch.logits_rows])
-        return self._return(step_id, rows, self._pack(logits, parts.sample(logits, rows), torch.from_numpy(rows.row_slots).to(self.device)))
+        logits, asked = parts.model.logits(hidden[batch.logits_rows]), time.perf_counter()
+        tokens = parts.sample(logits, rows)
+        sample_us = 0 if self.device.type == "cuda" else round((time.perf_counter() - asked) * 1e6)
+        packed = self._pack(logits, tokens, torch.from_numpy(rows.row_slots).to(self.device))
+        return self._return(step_id, rows, packed, 0, began, sample_us)
+
+    def _stamp(self) -> torch.cuda.Event | None:
+        """An event before a step's first operation; no clock of a CPU needs one, and who keeps no record reads none."""
+        if self.device.type != "cuda" or not self.config.tracing:
+            return None
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
 
     def _parts(self, host: HostBatch, probe) -> Parts:
         """What a step is computed with; a probe may stand between."""
@@ -203,15 +219,15 @@ class ModelRunner:
             columns += [chosen[:, None].double(), top_ids.double(), top_logprobs.double()]
         return torch.cat(columns, dim=1)
 
-    def _return(self, step_id: int, rows: SampleRows, packed: torch.Tensor, graph_size: int = 0) -> PendingStep:
+    def _return(self, step_id: int, rows: SampleRows, packed: torch.Tensor, graph_size: int = 0, began=None, sample_us: int = 0) -> PendingStep:
         """Start the one copy back, into memory of the step's own: other rooms' steps may come before it is settled."""
         if self.device.type == "cpu":
-            return PendingStep(step_id, rows.seq_ids, packed, None, graph_size)
+            return PendingStep(step_id, rows.seq_ids, packed, None, graph_size, None, sample_us)
         returned = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
         returned.copy_(packed, non_blocking=True)
-        done = torch.cuda.Event()
+        done = torch.cuda.Event(enable_timing=began is not None)
         done.record()
-        return PendingStep(step_id, rows.seq_ids, returned, done, graph_size)
+        return PendingStep(step_id, rows.seq_ids, returned, done, graph_size, began)
 
     # ---- graphs ----
 

@@ -16,6 +16,7 @@ are in engine/baselines.py. This file knows no tensors and decodes no text.
 from __future__ import annotations
 
 import bisect
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -31,6 +32,8 @@ from engine.sequence import Sequence, Status, TextStream
 
 # Reasons that keep everybody behind from overtaking.
 _BLOCKING = frozenset({WaitReason.NO_FREE_PAGES, WaitReason.TOKEN_BUDGET, WaitReason.QUEUE_ORDER, WaitReason.PREEMPTION})
+
+TIMED_TEXTS = 8  # tokens of a step whose text is timed apart; a clock around each of hundreds would cost what it measures
 
 
 @dataclass
@@ -94,6 +97,7 @@ class Scheduler:
         self._in_flight: dict[int, tuple[_InFlight, ...]] = {}
         self._ended: list[Finished] = []  # not yet reported
         self._texts: list[TextPiece] = []
+        self._times_text, self._text_s = False, 0.0
         self._preempted: list[Preempted] = []
 
     # ---- the caller's side ----
@@ -212,6 +216,7 @@ class Scheduler:
         """Take a settled step's tokens. Steps settle in order; what ended meanwhile is dropped."""
         self.pool.settle(plan.step_id)
         tokens = {sampled.seq_id: sampled for sampled in result.sampled}
+        self._times_text, self._text_s = len(tokens) <= TIMED_TEXTS, 0.0
         accepted = []
         for flight in self._in_flight[plan.step_id]:
             alive = flight.seq.status is Status.RUNNING and flight.seq.epoch == flight.epoch
@@ -229,7 +234,7 @@ class Scheduler:
             if alive and flight.samples and flight.seq.status is Status.RUNNING:
                 self._rule.after_step(self.pool, flight.seq, plan.step_id)
         del self._in_flight[plan.step_id]
-        return self._report(plan.step_id, tuple(accepted))
+        return self._report(plan.step_id, tuple(accepted), round(self._text_s * 1e6))
 
     def fail(self, plan: StepPlan) -> Committed:
         """The step broke (before, in or after the device): end the requests that it concerned, keep everyone
@@ -247,11 +252,11 @@ class Scheduler:
         del self._in_flight[plan.step_id]
         self._next_step -= 1
 
-    def _report(self, step_id: int, accepted: tuple[tuple[int, int], ...]) -> Committed:
+    def _report(self, step_id: int, accepted: tuple[tuple[int, int], ...], text_us: int = 0) -> Committed:
         """Hand over what ended and what text became certain since the last report."""
         ended, self._ended = tuple(self._ended), []
         texts, self._texts = tuple(self._texts), []
-        return Committed(step_id, accepted, ended, texts)
+        return Committed(step_id, accepted, ended, texts, text_us)
 
     def check_integrity(self) -> None:
         """Raises AssertionError naming the first broken invariant."""
@@ -536,7 +541,10 @@ class Scheduler:
         if sampled.token_id in params.stop_token_ids or (sampled.token_id in seq.request.eos_token_ids and not params.ignore_eos):
             reason = FinishReason.STOP
         else:
+            began = time.perf_counter() if self._times_text else 0.0
             text, stopped = seq.text.push(sampled.token_id)
+            if began:
+                self._text_s += time.perf_counter() - began
             if text:
                 self._texts.append(TextPiece(seq.seq_id, text))
             if stopped:

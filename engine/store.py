@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from engine.artifacts import Ceilings, KernelCard, KernelRun, StepProfile, TileTrace, Timeline, TrafficRun
+from engine.artifacts import Ceilings, KernelCard, KernelRun, LadderRun, StepProfile, TileTrace, TrafficRun
 from engine.trace import TABLES, Comparison, KernelReport, SequenceInfo, StepError, TensorSample, Trace, TraceDelta
 
 ARTIFACT_BYTES = 64 * 2**20  # budget for probed arrays and tile traces together
@@ -21,6 +22,7 @@ MAX_COMPARISONS = 4  # the newest; each may take half a megabyte of a recording'
 NEWEST = {  # so many of a kind are kept
     Comparison: MAX_COMPARISONS, KernelReport: 200, KernelCard: 100, KernelRun: 200, TileTrace: 24, TrafficRun: 100, StepProfile: 32,
     Ceilings: 4, Timeline: 12,
+    Ceilings: 4, LadderRun: 8,
 }  # fmt: skip
 _TOKEN_BYTES = TABLES["tokens"].itemsize + TABLES["texts"].itemsize + 8  # and the text itself, about
 
@@ -134,9 +136,13 @@ class TraceStore:
     def _keep_artifacts(self, artifacts: tuple[object, ...]) -> None:
         if not artifacts:
             return
-        kept, used, counts = [], 0, Counter()
+        kept, used, counts, ladders = [], 0, Counter(), set()
         for artifact in reversed([*self._artifacts, *artifacts]):  # the newest arrays that fit the budget
             kind, size = type(artifact), _size(artifact)
+            if kind is LadderRun:
+                if artifact.key in ladders:  # an earlier state of one that went on
+                    continue
+                ladders.add(artifact.key)
             used += size
             counts[kind] += 1
             if not (size and used > ARTIFACT_BYTES) and counts[kind] <= NEWEST.get(kind, counts[kind]):

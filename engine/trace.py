@@ -56,6 +56,12 @@ STEP = np.dtype(
         ("probed", "u1"),
         ("failed", "u1"),
         ("graph_size", "<i4"),  # sequences of the CUDA graph that was replayed; 0: the step ran eagerly
+        # finer clocks (engine/plan.py says what each sees); 0: not recorded, or not to be seen there
+        ("settle_at_us", "<i8"),
+        ("gpu_us", "<i4"),
+        ("sample_us", "<i4"),  # part of run_us
+        ("text_us", "<i4"),  # part of commit_us
+        ("record_us", "<i4"),
     ]
 )
 WORK = np.dtype(

@@ -108,3 +108,18 @@ WORKLOADS: dict[str, Workload] = {
         TEACHING,
     ),
 }  # fmt: skip
+
+LADDER = Workload(  # no preset: the job `ladder` runs the first few of them
+    "Speed ladder",
+    "the same requests, ever faster",
+    tuple(Line(text) for text in (
+        "Why is the sky blue?",
+        "Name three animals that live in the sea.",
+        "What does a lighthouse do?",
+        "Write a sentence about a cat that reads.",
+        "Why do we sleep at night?",
+        "How is bread made?",
+        "What is a computer?",
+        "Say something kind about rain.",
+    )),
+)  # fmt: skip

@@ -113,6 +113,12 @@ def test_the_deciding_half_of_the_engine_reaches_no_torch(name):
         assert not wrong, f"engine.{name} reaches {module} (through {importer or 'itself'}), which imports {sorted(wrong)}"
 
 
+def test_only_the_peer_runs_models_of_transformers():
+    """Everywhere else transformers supplies configs and tokenizers: the forward pass is ours."""
+    made = re.compile(r"transformers\.(Auto\w*Model|models\b|generation|GenerationConfig|PreTrainedModel|pipeline|modeling_utils)")
+    assert {module for module in MODULES if any(made.match(name) for name in imports_of(module))} == {"engine.peer"}
+
+
 def test_only_a_recording_reads_safetensors_among_them():
     users = {module for module in closure("engine.recording") if any(n.split(".")[0] == "safetensors" for n in imports_of(module))}
     assert users <= {"engine.recording", "engine.recording_check"}

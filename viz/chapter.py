@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from engine.artifacts import Ceilings, KernelRun, StepProfile, TileTrace, of_kind
+from engine.artifacts import Ceilings, KernelRun, LadderRun, StepProfile, TileTrace, of_kind
 from engine.trace import Trace
 from viz.tiles import sequence_of, tile_traces
 from viz.timelines import bursts
@@ -186,6 +186,8 @@ def moment(trace: Trace, job: Job, step: int, select: str | None = None) -> int 
         made = any(b.it.step_id == step and not b.foreign for b in bursts(trace, step))
     elif name == "kernel":
         made = any(run.name == args["name"] and args.get("case") in (None, run.case) for run in of_kind(trace, KernelRun))
+    elif name == "ladder":
+        made = any(ladder.is_over and len(ladder.measured) >= 2 for ladder in of_kind(trace, LadderRun)[-1:])  # the one shown
     else:
         made = name == "ceilings" and bool(of_kind(trace, Ceilings))
     return step if made else None

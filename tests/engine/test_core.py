@@ -11,6 +11,7 @@ import pytest
 from engine.config import with_knob
 from engine.errors import EngineError
 from engine.request import FinishReason, SamplingParams, letters
+from engine.scheduler import TIMED_TEXTS
 from engine.store import TraceStore
 from tests.engine.audit import Watch, check_replay, knob, make_lazy_core
 from tests.factories import add, fake_continuation, make_core, piece, prompt_of, run, trace_of
@@ -196,3 +197,37 @@ def test_a_refused_request_uses_up_no_letter_and_no_number():
 
 def test_letters():
     assert [letters(i) for i in (0, 25, 26, 27, 51, 52, 701, 702)] == ["A", "Z", "AA", "AB", "AZ", "BA", "ZZ", "AAA"]
+
+
+# ---- clocks ----
+
+
+def test_a_steps_finer_clocks_are_parts_of_its_stages_and_say_when_it_was_waited_for():
+    core = make_core(pages=64)
+    add(core, 6, 8)
+    run(core)
+    steps = trace_of(core).steps
+    launched = steps["start_us"] + steps["schedule_us"] + steps["build_us"] + steps["run_us"]
+    assert (steps["text_us"] <= steps["commit_us"] + 1).all() and (steps["gpu_us"] == 0).all()
+    assert (steps["settle_at_us"] >= launched - 3).all(), "waited for at once; clocks are whole microseconds"
+    assert (steps["settle_at_us"][:-1] <= steps["start_us"][1:]).all()
+
+
+def test_with_run_ahead_a_step_is_waited_for_once_the_next_has_been_launched():
+    core = make_core(pages=64, run_ahead=1)
+    add(core, 6, 8)
+    run(core)
+    steps = trace_of(core).steps
+    launched = steps["start_us"] + steps["schedule_us"] + steps["build_us"] + steps["run_us"]
+    assert len(steps) >= 8 and (steps["settle_at_us"][:-1] >= launched[1:] - 3)[: len(steps) - 2].all()
+
+
+def test_text_is_timed_apart_in_steps_of_few_tokens_only():
+    core, asked = make_core(pages=256, max_num_seqs=2 * TIMED_TEXTS, max_num_batched_tokens=256), []
+    for i in range(TIMED_TEXTS + 1):
+        add(core, 4 + i, 6 if i else 30)
+    while core.has_work:
+        record = core.step()
+        asked.append((len(record.result.sampled), record.committed.text_us))
+    assert all(us == 0 for n, us in asked if n > TIMED_TEXTS) and any(n > TIMED_TEXTS for n, _ in asked)
+    assert sum(us for n, us in asked if n <= TIMED_TEXTS) > 0

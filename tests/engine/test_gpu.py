@@ -7,6 +7,9 @@ import torch
 
 from engine.build import build_core
 from engine.config import CacheConfig, EngineConfig, ModelSource, SchedulerConfig, with_knob
+from engine.jobs import start_job
+from engine.ladder import WAYS
+from engine.messages import Prompt
 from engine.request import SamplingParams
 from engine.session import Session
 from engine.trace import KernelReport
@@ -100,3 +103,26 @@ def test_the_core_runs_in_its_own_process_by_default(smollm2):
         assert "Paris" in session.trace().text_of(handle.seq_ids[0])
     finally:
         session.close()
+
+
+def test_every_rung_of_the_ladder_runs_and_the_device_is_timed(smollm2):
+    """In fp32, so that every rung must write transformers' tokens."""
+    core, loaded = make(smollm2.path, "float32")
+    prompts = tuple(Prompt(text, tuple(loaded.tokenizer.encode(text)), SamplingParams()) for text in TEXTS[:8])
+    job, found = start_job(core, "ladder", {"prompts": prompts}), []
+    while not job.advance():
+        found += job.take_artifacts()
+    job.close()
+    it = found[-1]
+    assert [r.name for r in it.measured] == [way.name for way in WAYS], [(r.name, r.state, r.why, r.detail) for r in it.rungs]
+    assert [r.num_differ for r in it.measured] == [0] * len(WAYS)
+    assert all(r.busy is not None and 0 < r.busy <= 1 for r in it.measured)
+    assert core.runner.ops.fused and core.rooms.keys() == {"main"}
+
+
+def test_a_steps_gpu_time_is_between_its_launch_and_its_return(smollm2):
+    core, loaded = make(smollm2.path, "bfloat16")
+    generate(core, [loaded.tokenizer.encode(TEXTS[0])])
+    steps = core.rooms["main"].recorder.drain().tables["steps"]
+    one_after_the_other = steps["run_us"] + steps["settle_us"]
+    assert (steps["gpu_us"] > 0).all() and (steps["gpu_us"] <= one_after_the_other + 50).all() and (steps["sample_us"] == 0).all()

@@ -29,11 +29,11 @@ def make_record(step: int = 7, **changes: object) -> Record:
         step, "main", works, (Waiting(9, WaitReason.NO_FREE_PAGES, 4, 1),), (Preempted(8, 5, 3, 11), Preempted(4, None, 2, 7)),
         ((3, 4),), 64, 6,
     )  # fmt: skip
-    result = StepResult(step, (Sampled(5, 77, -0.5, (77, 3), (-0.5, -1.5)), Sampled(6, 78, -0.7)), 8)
-    committed = Committed(step, ((5, 77),), (Finished(6, FinishReason.STOP, 3),), (TextPiece(5, "é🙂"), TextPiece(1, "x")))
+    result = StepResult(step, (Sampled(5, 77, -0.5, (77, 3), (-0.5, -1.5)), Sampled(6, 78, -0.7)), 8, 11, 12)
+    committed = Committed(step, ((5, 77),), (Finished(6, FinishReason.STOP, 3),), (TextPiece(5, "é🙂"), TextPiece(1, "x")), 13)
     parts = {
-        "plan": plan, "result": result, "committed": committed, "clocks": Clocks(100, 1, 2, 3, 4, 5),
-        "events": [(Op.ALLOC, 1, 5, 0), (Op.FREE, 2, 0, 0)], "event_end": 40, "config": 2,
+        "plan": plan, "result": result, "committed": committed, "clocks": Clocks(100, 1, 2, 3, 4, 5, 109),
+        "events": [(Op.ALLOC, 1, 5, 0), (Op.FREE, 2, 0, 0)], "event_end": 40, "config": 2, "record_us": 14,
     } | changes  # fmt: skip
     return Record(**parts)
 
@@ -45,7 +45,7 @@ def rows(table: np.ndarray) -> list[tuple]:
 def test_every_number_lands_in_its_column():
     tables = pack([make_record()], 50)
     assert set(tables) == set(TABLES) and all(tables[name].dtype == TABLES[name] for name in TABLES)
-    assert rows(tables["steps"]) == [(7, 100, 1, 2, 3, 4, 5, 64, 6, 40, 2, 7, 0, 0, 8)]
+    assert rows(tables["steps"]) == [(7, 100, 1, 2, 3, 4, 5, 64, 6, 40, 2, 7, 0, 0, 8, 109, 11, 12, 13, 14)]
     assert rows(tables["works"]) == [(7, 1, 2, 30, 4, 8, 3, 0, 1, 0), (7, 5, 1, 12, 1, 0, 0, 0, 0, 1)]
     assert rows(tables["waits"]) == [(7, 9, WAIT_REASONS.index(WaitReason.NO_FREE_PAGES), 4, 1)]
     assert rows(tables["preempts"]) == [(7, 8, 1, 5, 3, 11), (7, 4, 0, 0, 2, 7)]

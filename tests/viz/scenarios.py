@@ -9,6 +9,7 @@ from engine.jobs import start_job
 from engine.trace import TABLES, Trace
 from tests.factories import add, make_core, make_trace, prompt_of, run, trace_of
 from tests.viz import kernel_scenarios, tile_scenarios, timeline_scenarios
+from tests.viz import kernel_scenarios, ladder_scenarios, tile_scenarios
 
 
 def empty() -> Trace:
@@ -161,6 +162,10 @@ def with_tiles() -> Trace:
     return tile_scenarios.cached()
 
 
+def with_ladder() -> Trace:
+    return ladder_scenarios.gpu()
+
+
 def broken_artifacts() -> Trace:
     return kernel_scenarios.kernels("unusable")
 
@@ -175,6 +180,8 @@ def own_traces(view: str) -> tuple[Trace, ...]:
         return tuple(compared(kind) for kind in COMPARED)
     if view == "kernel_gaps":
         return tuple(map(timeline_scenarios.timelines, timeline_scenarios.TIMELINE_MAKERS))
+    if view == "speed_ladder":
+        return tuple(make() for make in ladder_scenarios.LADDERS.values())
     if view in TILE_VIEWS:
         return tuple(make() for make in tile_scenarios.TRACES.values())
     return tuple(kernel_scenarios.kernels(name) for name in kernel_scenarios.KERNEL_MAKERS) if view in KERNEL_VIEWS else ()
@@ -182,6 +189,7 @@ def own_traces(view: str) -> tuple[Trace, ...]:
 
 _RUNS = (empty, one_step, long, preempted, broken, crowded, large_pool, ahead, static, slabs, no_cache, hostile)
 _WITH_ARTIFACTS = (with_comparison, with_kernels, with_timelines, with_tiles, broken_artifacts)
+_WITH_ARTIFACTS = (with_comparison, with_kernels, with_tiles, with_ladder, broken_artifacts)
 MAKERS = {f.__name__: f for f in (*_RUNS, *_WITH_ARTIFACTS)} | {"busy": make_trace}
 
 

@@ -43,6 +43,8 @@ SAME = {  # said alike in every language: signs, names, units
         "engine_map.clock.run", "engine_map.clock.settle", "engine_map.unit.logits", "ui.chapter.beatOf",
         "chapter.kv_cache.price", "calc.field.head_dim", "calc.result",
         "kv_cache.kept", "engine_map.summary.done", "chapter.cuda_graphs.waits", "chapter.cuda_graphs.graph",
+        "kv_cache.kept", "engine_map.summary.done", "chapter.speed.cache", "chapter.speed.together", "error.ladder_stopped",
+        "speed_ladder.again", "step_anatomy.row.gpu",
     }
 }  # fmt: skip
 
@@ -80,6 +82,7 @@ def test_japanese_is_written_in_japanese() -> None:
     bare = {key for key, template in LANGUAGES["ja"].items() if not all(japanese.search(part) for part in parts(template))}
     signs = {"list.comma", "list.last", "blocks.slab", "blocks.summary", "caption.join", "engine_map.unit.tokens"}
     signs |= {"error.core_died", "phrase.rule.arena", "ui.chapter.tally"}
+    signs |= {"speed_ladder.lane", "speed_ladder.lane.done", "speed_ladder.value"}
     signs |= {"engine_map.summary.clocks", "badge.recorded", "tokens.option", "tokens.summary", "kv_cache.kept", "kv_cache.says.first"}
     signs |= {"kernel_gaps.mark.kernel", "kernel_gaps.wait.why"}
     assert not sorted(bare - signs - SAME["*"])

@@ -73,7 +73,7 @@ def make_trace(num_steps: int = 400, names: tuple[str, ...] = ()) -> Trace:
                     finishes.append((step, seq, 1, 5))
                     del running[seq]
         waits += [(step, seq, 2, 1, 0) for seq in queue]
-        steps.append((step, step * 4000, 80, 120, 2400, 200, 90, BUDGET, SLOTS, 0, 0, step, 0, 0, 0))
+        steps.append((step, step * 4000, 80, 120, 2400, 200, 90, BUDGET, SLOTS, 0, 0, step, *(0,) * (len(STEP.names) - 12)))
     tables = {
         "steps": np.array(steps, STEP),
         "works": np.array(works, WORK),

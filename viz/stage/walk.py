@@ -24,6 +24,7 @@ QUIET_S = 0.15  # a run that was just paused may still report its last step
 ENDED_S = 0.4  # nobody is alive and no step came for so long: the run is over
 NO_ENGINE = ("loading", "dead", "closed")
 JOB_S = 60.0  # a kernel may have to be compiled, or interpreted
+LONG_JOBS = {"ladder": 240.0}
 READY_S = 10.0  # until the engine tells of a job: its first slice may be long
 
 
@@ -206,17 +207,17 @@ class Walk:
         if name == "profile":
             await self._is_ready()
             await self._step(self.trace.last_step)
-        begun, was_seen = time.monotonic(), name == "profile"
+        begun, was_seen, most = time.monotonic(), name == "profile", LONG_JOBS.get(name, JOB_S)
         while True:
             status = self.status  # before the trace: what a job made comes not later than that it has ended
             at = await asyncio.to_thread(moment, self.trace, job, step, select)
             spent, is_seen = time.monotonic() - begun, status.get("progress") is not None
             was_seen |= is_seen
-            if at is not None and (not is_seen or spent > JOB_S):  # the engine takes no other job before
+            if at is not None and (not is_seen or spent > most):  # the engine takes no other job before
                 return at
             if status.get("state") in NO_ENGINE:
                 raise Refused("engine_not_ready", "The engine is not running.")
-            if spent > JOB_S or (not is_seen and spent > (ENDED_S if was_seen else READY_S)):
+            if spent > most or (not is_seen and spent > (ENDED_S if was_seen else READY_S)):
                 raise Refused("not_made", "That could not be measured now. The talk goes on.")
             await asyncio.sleep(POLL_S * 5)
 

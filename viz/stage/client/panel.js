@@ -229,9 +229,25 @@ class Panel {
     const mark = this.marks()[at];
     if (!mark) return;
     if (this.stage.tour.guessable(mark)) { this.stage.tour.guess(mark); return this.refocus(); }
+    if (mark[0].endsWith(":play")) return this.replay(mark[0].slice(0, -5));
     if (mark[0].startsWith("axis:")) return this.stage.setState({ axis: mark[0].slice(5) });
     this.stage.select(mark[0] === this.stage.state.selection ? null : mark[0], mark);
     this.refocus();
+  }
+
+  // Choose the marks kind:0, kind:1, … one after the other, each once its frame is there; then none. Another choice ends it.
+  replay(kind) {
+    clearTimeout(this.replaying);
+    let at = 0, waited = 0;
+    const next = () => {
+      const before = at ? `${kind}:${at - 1}` : null;
+      if (!this.root.isConnected || (before && this.stage.state.selection !== before)) return;
+      const there = (k) => this.marks().some((m) => m[0] === `${kind}:${k}`);
+      if (!at || there(at)) { this.stage.select(`${kind}:${at}`); at += 1; waited = 0; }
+      else if (there(at - 1) || (waited += 1) > 20) return void this.stage.select(null); // that was the last one
+      this.replaying = setTimeout(next, this.stage.calm.matches ? 1000 : 350);
+    };
+    next();
   }
 
   tipAt() {
@@ -324,6 +340,7 @@ class Panel {
 
   destroy() {
     clearTimeout(this.speaking);
+    clearTimeout(this.replaying);
     this.offers.close();
     this.observer.disconnect();
     this.draw.cancel();
