@@ -257,6 +257,8 @@ class Timeline:
     kernels: np.ndarray
     steps: np.ndarray
     unseen: tuple[str, ...] = ()
+
+
 RUNG_STATES = ("measured", "waits", "skipped", "cancelled", "late", "failed")
 RUNG_REASONS = ("", "no_peer", "no_memory", "no_kernels", "fused_off", "no_graphs", "no_overlap")  # why one was skipped
 

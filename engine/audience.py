@@ -411,6 +411,7 @@ class LiveSource:
             raise EngineError("unknown_step", "The step to trace is not known.")
         modes = {"modes": tuple(args["modes"])} if isinstance(args.get("modes"), (list, tuple)) else {}
         self.session.ask("job", room=room, name="timeline", args={"past": past_step(trace, step), **modes})
+
     def do_ladder(self, room: str, args: Mapping[str, object]) -> None:
         """A fixed workload on one rung after another, from transformers' generate to everything switched on."""
         self.session.ask("job", room=room, name="ladder", args={"prompts": self.session.script(LADDER)})

@@ -26,8 +26,8 @@ from engine.models.loading import LoadedModel, load_model, resolve_model
 from engine.models.registry import parse_config
 from engine.models.weights import read_config
 from engine.ops import choose_ops
-from engine.ranges import nvtx_sink, watch
 from engine.peer import TransformersPeer
+from engine.ranges import nvtx_sink, watch
 from engine.request import Request
 from engine.runner import DTYPES, ModelRunner, free_bytes, layout_of
 

@@ -219,6 +219,8 @@ def timeline(core: EngineCore, past: PastStep, modes: tuple[bool, ...] = MODES) 
     """
     check_timeline(core, past.token_ids, modes)
     return Job(core, "timeline", lambda job: bursts(job, past.step_id, past.token_ids, modes), TIMELINE_S)
+
+
 def ladder(core: EngineCore, prompts: tuple[Prompt, ...], seconds: float = SECONDS) -> Job:
     """The same requests from transformers' generate to everything switched on; a LadderRun goes into the trace, again after
     each rung.
@@ -232,6 +234,5 @@ def ladder(core: EngineCore, prompts: tuple[Prompt, ...], seconds: float = SECON
 
 JOBS: dict[str, Callable[..., Job]] = {
     "probe": probe_step, "check_kernels": check_kernels, "compare": compare, "tiles": tiles, "kernel": kernel, "ceilings": ceilings,
-    "profile": profile, "timeline": timeline,
-    "profile": profile, "ladder": ladder,
+    "profile": profile, "timeline": timeline, "ladder": ladder,
 }  # fmt: skip

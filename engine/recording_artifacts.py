@@ -18,22 +18,18 @@ from engine.artifacts import (
     HOST_ROW,
     KERNEL_ROW,
     PARTLY,
-    PARTLY,
     RUNG_REASONS,
     RUNG_STATES,
     TILE,
     Ceilings,
     KernelCard,
     KernelRun,
-    OpTime,
-    StepProfile,
-    TileTrace,
-    Timeline,
     LadderRun,
     OpTime,
     Rung,
     StepProfile,
     TileTrace,
+    Timeline,
     TrafficRun,
 )
 from engine.recording_check import Bad, Reader, need
@@ -113,8 +109,7 @@ class Loader:
         """(fields, place in the file) -> artifact; None for a kind that is none of these."""
         makes = {
             "TileTrace": self._tiles, "TrafficRun": _traffic, "KernelCard": _card, "KernelRun": _run, "Ceilings": _ceilings,
-            "StepProfile": self._profile, "Timeline": self._timeline,
-            "StepProfile": self._profile, "LadderRun": _ladder,
+            "StepProfile": self._profile, "Timeline": self._timeline, "LadderRun": _ladder,
         }  # fmt: skip
         return makes.get(kind)
 

@@ -13,16 +13,14 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from engine.artifacts import Ceilings, KernelCard, KernelRun, StepProfile, TileTrace, Timeline, TrafficRun
-from engine.artifacts import Ceilings, KernelCard, KernelRun, LadderRun, StepProfile, TileTrace, TrafficRun
+from engine.artifacts import Ceilings, KernelCard, KernelRun, LadderRun, StepProfile, TileTrace, Timeline, TrafficRun
 from engine.trace import TABLES, Comparison, KernelReport, SequenceInfo, StepError, TensorSample, Trace, TraceDelta
 
 ARTIFACT_BYTES = 64 * 2**20  # budget for probed arrays and tile traces together
 MAX_COMPARISONS = 4  # the newest; each may take half a megabyte of a recording's manifest
 NEWEST = {  # so many of a kind are kept
     Comparison: MAX_COMPARISONS, KernelReport: 200, KernelCard: 100, KernelRun: 200, TileTrace: 24, TrafficRun: 100, StepProfile: 32,
-    Ceilings: 4, Timeline: 12,
-    Ceilings: 4, LadderRun: 8,
+    Ceilings: 4, Timeline: 12, LadderRun: 8,
 }  # fmt: skip
 _TOKEN_BYTES = TABLES["tokens"].itemsize + TABLES["texts"].itemsize + 8  # and the text itself, about
 

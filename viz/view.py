@@ -25,8 +25,7 @@ from viz.words.catalogue import Template, words
 BADGES = ("measured", "state", "computed", "recomputed", "recorded")
 THEMES = ("light", "dark", "projector")
 AXES = ("step", "time")
-OFFERED_JOBS = ("tiles", "kernel", "ceilings", "profile", "timeline")  # what a view may offer: the live engine's do_<job>(room, args)
-OFFERED_JOBS = ("tiles", "kernel", "ceilings", "profile", "ladder")  # what a view may offer: the live engine's do_<job>(room, args)
+OFFERED_JOBS = ("tiles", "kernel", "ceilings", "profile", "timeline", "ladder")  # what a view may offer: do_<job>(room, args)
 DOCUMENT_KINDS = ("prose", "code", "formula")
 
 

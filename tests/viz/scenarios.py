@@ -8,8 +8,7 @@ from engine.compare import last_requests
 from engine.jobs import start_job
 from engine.trace import TABLES, Trace
 from tests.factories import add, make_core, make_trace, prompt_of, run, trace_of
-from tests.viz import kernel_scenarios, tile_scenarios, timeline_scenarios
-from tests.viz import kernel_scenarios, ladder_scenarios, tile_scenarios
+from tests.viz import kernel_scenarios, ladder_scenarios, tile_scenarios, timeline_scenarios
 
 
 def empty() -> Trace:
@@ -188,8 +187,7 @@ def own_traces(view: str) -> tuple[Trace, ...]:
 
 
 _RUNS = (empty, one_step, long, preempted, broken, crowded, large_pool, ahead, static, slabs, no_cache, hostile)
-_WITH_ARTIFACTS = (with_comparison, with_kernels, with_timelines, with_tiles, broken_artifacts)
-_WITH_ARTIFACTS = (with_comparison, with_kernels, with_tiles, with_ladder, broken_artifacts)
+_WITH_ARTIFACTS = (with_comparison, with_kernels, with_timelines, with_tiles, with_ladder, broken_artifacts)
 MAKERS = {f.__name__: f for f in (*_RUNS, *_WITH_ARTIFACTS)} | {"busy": make_trace}
 
 

@@ -43,7 +43,7 @@ SAME = {  # said alike in every language: signs, names, units
         "engine_map.clock.run", "engine_map.clock.settle", "engine_map.unit.logits", "ui.chapter.beatOf",
         "chapter.kv_cache.price", "calc.field.head_dim", "calc.result",
         "kv_cache.kept", "engine_map.summary.done", "chapter.cuda_graphs.waits", "chapter.cuda_graphs.graph",
-        "kv_cache.kept", "engine_map.summary.done", "chapter.speed.cache", "chapter.speed.together", "error.ladder_stopped",
+        "chapter.speed.cache", "chapter.speed.together", "error.ladder_stopped",
         "speed_ladder.again", "step_anatomy.row.gpu",
     }
 }  # fmt: skip
