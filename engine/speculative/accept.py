@@ -182,6 +182,8 @@ def reject_ref(tree: DraftTree, p: np.ndarray, q: np.ndarray, u: np.ndarray) -> 
         target, draft, tests = p[at + 1], q[at + 1], u[len(path)]
         for w, child in enumerate(tree.children(at)):
             token = int(tree.tokens[child])
+            if draft[token] <= 0:  # q had fewer tokens than the tree has places: this one was never drawn
+                continue
             if tests[w] * draft[token] < target[token]:
                 at = child
                 path.append(child)
@@ -208,7 +210,7 @@ def draw_ref(p: np.ndarray, u: float) -> int:
 
 def reject(drafts: DraftBatch, p: torch.Tensor, u: torch.Tensor) -> AcceptedBatch:
     """As reject_ref for a batch with drafts.q; p [b, n + 1, vocab] fp64, u [b, max_depth + 1, max_width + 1] fp64."""
-    b, n = drafts.tokens.shape
+    b = len(drafts.tokens)
     at = torch.full((b, 1), ROOT, dtype=torch.int64, device=p.device)
     alive = torch.ones(b, 1, dtype=torch.bool, device=p.device)
     rank, valid = _sibling_rank(drafts.parents), drafts.valid
@@ -219,10 +221,11 @@ def reject(drafts: DraftBatch, p: torch.Tensor, u: torch.Tensor) -> AcceptedBatc
         taken = torch.full_like(at, ROOT)
         for w in range(drafts.max_width if d < drafts.max_depth else 0):
             match = (drafts.parents == at) & (rank == w) & valid
-            there = match.any(1, keepdim=True) & (taken < 0)
             child = match.to(torch.int8).argmax(1, keepdim=True)
             token = drafts.tokens.gather(1, child)
-            yes = there & (u[:, d, w, None] * draft.gather(1, token) < target.gather(1, token))
+            given = draft.gather(1, token)  # 0: q had fewer tokens than the tree has places, and this one was never drawn
+            there = match.any(1, keepdim=True) & (taken < 0) & (given > 0)
+            yes = there & (u[:, d, w, None] * given < target.gather(1, token))
             taken = torch.where(yes, child, taken)
             target, draft = _residual(target, draft, token, there & ~yes)
         drawn = _draw(target, u[:, d, -1])

@@ -46,7 +46,9 @@ def moves(path: torch.Tensor, root_positions: torch.Tensor, block_table: torch.T
     return torch.where(there, source, 0), torch.where(there, destination, 0)
 
 
-def move_tokens(arena: torch.Tensor, config: ModelConfig, page_size: int, dtype: torch.dtype, source: torch.Tensor, destination: torch.Tensor):
+def move_tokens(
+    arena: torch.Tensor, config: ModelConfig, page_size: int, dtype: torch.dtype, source: torch.Tensor, destination: torch.Tensor
+) -> torch.Tensor:
     """Copy tokens of every layer within a full-attention arena, in place, and return it.
 
     Args:
@@ -54,7 +56,8 @@ def move_tokens(arena: torch.Tensor, config: ModelConfig, page_size: int, dtype:
         source, destination: int64 [m] or [b, m] slots.
     """
     parts = arena.view(dtype).view(len(arena), 2 * config.num_layers, page_size, config.num_kv_heads * config.head_dim)
-    return _move(parts, source, destination, page_size) and arena
+    _move(parts, source, destination, page_size)
+    return arena
 
 
 def move_features(features: torch.Tensor, source: torch.Tensor, destination: torch.Tensor) -> torch.Tensor:
@@ -63,9 +66,8 @@ def move_features(features: torch.Tensor, source: torch.Tensor, destination: tor
     return features
 
 
-def _move(parts: torch.Tensor, source: torch.Tensor, destination: torch.Tensor, page_size: int) -> bool:
+def _move(parts: torch.Tensor, source: torch.Tensor, destination: torch.Tensor, page_size: int) -> None:
     """parts [pages, p, page_size, n]."""
     source, destination = source.reshape(-1), destination.reshape(-1)
     read = parts[source // page_size, :, source % page_size]  # a copy: [m, p, n]
     parts[destination // page_size, :, destination % page_size] = read
-    return True
