@@ -280,9 +280,9 @@ def check_options(options: DraftOptions, spec: DrafterSpec, room: Room) -> Shape
     for name in ("depth", "width", "budget"):
         value = getattr(options, name)
         need(isinstance(value, int) and not isinstance(value, bool) and value >= 1, name, "a whole number of at least 1", value)
-    need(shape in spec.shapes, "shape", " or ".join(s.value for s in spec.shapes), shape.value)
-    need(spec.drawn or not options.drawn, "drawn", "off", options.drawn)
-    need(not (options.drawn and shape is Shape.DYNAMIC), "shape", "chain or static when drafts are drawn by chance", shape.value)
+    shapes = [s for s in spec.shapes if not (options.drawn and s is Shape.DYNAMIC)]  # keeping the best drawn ones is no drawing
+    need(spec.drawn or not options.drawn, "drawn", "off (it does not draft by chance)", options.drawn)
+    need(shape in shapes, "shape", f"one of {', '.join(s.value for s in shapes)}", shape.value)
     if options.depth >= room.window:
         sentence = f"A draft tree {options.depth:,} deep does not fit a window of {room.window:,} tokens."
         raise EngineError("draft_too_deep", sentence, depth=options.depth, window=room.window)

@@ -56,10 +56,9 @@ def build(target: Target, options: DraftOptions) -> DraftModel:
         total = len(target.model.layers)
         layers = max(1, total // 4) if options.layers is None else options.layers
         if not 1 <= layers <= total:
-            sentence = f"layers must be from 1 to {total} for the drafter draft_model, got {layers}."
-            raise EngineError(
-                "bad_draft_options", sentence, name="layers", rule=f"from 1 to {total}", value=str(layers), drafter="draft_model"
-            )
+            rule = f"a whole number from 1 to {total}"
+            sentence = f"layers must be {rule} for the drafter draft_model, got {layers}."
+            raise EngineError("bad_draft_options", sentence, name="layers", rule=rule, value=str(layers), drafter="draft_model")
         return DraftModel(target, early_exit(target.model, layers), growth, own=False)
     loaded = load_model(options.source, target.device, target.dtype)
     check_vocabulary(loaded.folder.name, (loaded.config.vocab_size, fingerprint(loaded.tokenizer)), target)
