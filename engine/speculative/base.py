@@ -318,16 +318,20 @@ def bytes_per_slot(drafter: Drafter, dtype: torch.dtype) -> int:
     return kv + drafter.feature_width * dtype.itemsize
 
 
-def make_state(drafter: Drafter, target: Target, attention: FullAttention) -> DraftState:
-    """Arenas for a drafter beside the target's, with as many pages of as many tokens, on its device."""
-    pages, size, device = len(attention.arena), attention.page_size, attention.arena.device
+def make_state(drafter: Drafter, target: Target, pages: int, page_size: int, attention: FullAttention | None = None) -> DraftState:
+    """Arenas for a drafter beside the target's, on its device.
+
+    Args:
+        pages: of the target's arena, the sink included.
+        attention: the target's, for a drafter that shares its K/V.
+    """
     kv = attention if drafter.shares_kv else None
     if drafter.kv is not None:
-        arena = torch.zeros(pages, size * bytes_per_token(drafter.kv, target.dtype.itemsize), dtype=torch.uint8, device=device)
-        kv = FullAttention(drafter.kv, arena, size, target.dtype, target.ops)
+        arena = torch.zeros(pages, page_size * bytes_per_token(drafter.kv, target.dtype.itemsize), dtype=torch.uint8, device=target.device)
+        kv = FullAttention(drafter.kv, arena, page_size, target.dtype, target.ops)
     width = drafter.feature_width
-    features = torch.zeros(pages, size, width, dtype=target.dtype, device=device) if width else None
-    return DraftState(size, kv, features, drafter.kv is not None)
+    features = torch.zeros(pages, page_size, width, dtype=target.dtype, device=target.device) if width else None
+    return DraftState(page_size, kv, features, drafter.kv is not None)
 
 
 def next_slots(rows: Rows, count: int, page_size: int) -> torch.Tensor:

@@ -14,8 +14,11 @@ from engine.errors import EngineError
 from engine.speculative.base import Drafter, DrafterSpec, DraftOptions, Room, Target, check_options
 
 HELPERS = frozenset(
-    {"base", "registry", "tree", "device", "accept", "compact", "layers", "grow", "heads", "autoregressive", "train", "training", "prompts", "losses"}
-)
+    {
+        "base", "registry", "tree", "device", "accept", "compact", "layers", "grow", "heads", "autoregressive",
+        "train", "prompts", "answers", "losses", "optimiser", "report",
+    }
+)  # fmt: skip
 
 
 @cache

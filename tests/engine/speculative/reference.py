@@ -78,7 +78,7 @@ class Loop:
         elements = PAGE * bytes_per_token(target.config, 4)
         arena = torch.full((pages + 1, elements // 4), float("nan")).view(torch.uint8)  # what nobody wrote must not be read
         self.attention = FullAttention(target.config, arena, PAGE, torch.float32, target.ops)
-        self.state = make_state(self.drafter, target, self.attention)
+        self.state = make_state(self.drafter, target, pages + 1, PAGE, self.attention)
         for kept in (self.state.kv.arena.view(torch.float32) if self.state.own else None, self.state.features):
             if kept is not None:
                 kept.fill_(float("nan"))

@@ -3,10 +3,12 @@
 import json
 import pickle
 import types
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from engine.errors import EngineError
 from engine.models.loading import load_model
@@ -90,8 +92,6 @@ def test_a_medusa_tree_deeper_than_its_heads_is_refused(target, tmp_path):
 
 def edited(path, change):
     """A head's file with another card or other tensors."""
-    from safetensors.torch import load_file
-
     tensors, found = load_file(path), read_card(path)
     change(found, tensors)
     save_file(tensors, path, metadata={CARD: json.dumps(found)})
@@ -113,11 +113,9 @@ def edited(path, change):
     ],
 )
 def test_a_head_of_another_model_is_refused(change, code, says, tmp_path):
-    from dataclasses import replace
-
     target = replace(small_target(), vocabulary="ours")
     path = tmp_path / "head.safetensors"
-    path.write_bytes(open(random_head(target, "eagle", tmp_path), "rb").read())
+    path.write_bytes(Path(random_head(target, "eagle", tmp_path)).read_bytes())
     assert build_drafter(target, DraftOptions("eagle", str(path)), ROOM).parameters > 0
     edited(path, change)
     error = refusal(lambda: build_drafter(target, DraftOptions("eagle", str(path)), ROOM))
@@ -131,7 +129,7 @@ def test_medusa_accuracies_that_are_none_are_refused(accuracies, target, tmp_pat
 
 
 def test_broken_files_are_refused(target, tmp_path):
-    whole = open(random_head(target, "mtp", tmp_path), "rb").read()
+    whole = Path(random_head(target, "mtp", tmp_path)).read_bytes()
     path = tmp_path / "broken.safetensors"
     for content in (b"", b"junk", whole[:100], whole[:-10], whole + b"x"):
         path.write_bytes(content)
