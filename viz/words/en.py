@@ -141,6 +141,8 @@ WORDS = {
     "error.bad_draft_options": "{name} must be {rule} for the drafter {drafter}, got {value}. Choose another value.",
     "error.bad_draft_tree": "{sentence} Choose a smaller tree.",
     "error.bad_drafter": "The draft head {file} is not usable: {reason}. Choose another one, or train one for this model.",
+    "error.bad_training_data": "The training data cannot be used: {reason}. Give another folder with --data.",
+    "error.training_failed": "{sentence}",
     "error.draft_budget": "{sentence} Choose a smaller budget.",
     "error.draft_too_deep": "A draft tree {depth:,} deep does not fit a window of {window:,} tokens. Choose a smaller depth.",
     "error.draft_vocabulary": "{what} cannot draft for this model: its vocabulary is another one ({reason}). Choose one with the same tokenizer.",

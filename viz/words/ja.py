@@ -131,6 +131,8 @@ WORDS = {
     "error.bad_draft_options": "下書き方式 {drafter} では、{name} は {rule} でなければなりません（指定値：{value}）。別の値を選んでください。",
     "error.bad_draft_tree": "この下書きツリーは使えません。詳細：{sentence} もっと小さいツリーを選んでください。",
     "error.bad_drafter": "下書きヘッド {file} を使えません（{reason}）。別のものを選ぶか、このモデル用に学習させてください。",
+    "error.bad_training_data": "学習データを使えません（{reason}）。--data で別のフォルダーを指定してください。",
+    "error.training_failed": "学習に失敗しました。詳細：{sentence}",
     "error.draft_budget": "下書きの数が多すぎます。詳細：{sentence} 数を減らしてください。",
     "error.draft_too_deep": "深さ{depth:,}の下書きツリーは、{window:,}トークンの範囲に収まりません。深さを小さくしてください。",
     "error.draft_vocabulary": "{what} はこのモデルの下書きに使えません。語彙が異なります（{reason}）。同じトークナイザーのものを選んでください。",
