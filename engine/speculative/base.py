@@ -309,7 +309,9 @@ def check_vocabulary(what: str, theirs: tuple[int, str], target: Target) -> None
         reason = "the same numbers stand for other texts"
     else:
         return
-    raise EngineError("draft_vocabulary", f"{what} cannot draft for this model: its vocabulary is another one ({reason}).", what=what, reason=reason)
+    raise EngineError(
+        "draft_vocabulary", f"{what} cannot draft for this model: its vocabulary is another one ({reason}).", what=what, reason=reason
+    )
 
 
 def bytes_per_slot(drafter: Drafter, dtype: torch.dtype) -> int:

@@ -181,8 +181,8 @@ def layer_of(weights: Mapping[str, torch.Tensor]) -> Layer:
 def medusa_loss(model: Decoder, weights: Mapping[str, torch.Tensor], texts: Texts, seen: Seen, heads: int, blocks: int) -> Loss:
     """Hard labels: the text's own tokens."""
     stacked = [[(weights[f"{h}.{i}.weight"], weights[f"{h}.{i}.bias"]) for i in range(blocks)] for h in range(heads)]
-    tokens, learned = texts.tokens, texts.learned
-    usable = tokens.shape[1] - 1 - heads  # i + 1 + heads is the last label
+    usable = texts.tokens.shape[1] - 1
+    tokens, learned = F.pad(texts.tokens, (0, heads)), F.pad(texts.learned, (0, heads))  # labels past the end do not count
     roots = learned[:, 1 : usable + 1]  # the root t_{i+1} is an answer's token
     feature = seen.final[:, :usable][roots]
     embedded = F.embedding(tokens[:, 1 : usable + 1][roots], model.embedding)
@@ -192,8 +192,8 @@ def medusa_loss(model: Decoder, weights: Mapping[str, torch.Tensor], texts: Text
     for d in range(heads):
         at = slice(2 + d, usable + 2 + d)
         label, counts = tokens[:, at][roots], learned[:, at][roots]
-        logits = F.linear(x[:, d], model.lm_head)[counts].float()
-        total = total + DECAY**d * F.cross_entropy(logits, label[counts])
+        logits, some = F.linear(x[:, d][counts], model.lm_head).float(), max(1, int(counts.sum()))
+        total = total + DECAY**d * F.cross_entropy(logits, label[counts], reduction="sum") / some  # short answers: no label, no loss
         right.append((logits.argmax(-1) == label[counts]).float().mean().detach())
     return Loss(total, right)
 
@@ -220,12 +220,13 @@ def chain_loss(
         counts[:, s:] &= texts.learned[:, : tokens.shape[1] - s]
         counts[:, :-1] &= texts.learned[:, 1:]
         counts[:, -1] = False
-        student = F.linear(normed[counts], model.lm_head).float()
+        student, some = F.linear(normed[counts], model.lm_head).float(), max(1, int(counts.sum()))
         with torch.no_grad():
             teacher = F.linear(seen.final[counts], model.lm_head).float().softmax(-1)
-        loss = -(teacher * student.log_softmax(-1)).sum(-1).mean()
+        loss = -(teacher * student.log_softmax(-1)).sum() / some
         if features:
-            loss = FEATURE_WEIGHT * F.smooth_l1_loss(normed[counts].float(), seen.final[counts].float()) + loss
+            apart = F.smooth_l1_loss(normed[counts].float(), seen.final[counts].float(), reduction="sum")
+            loss = loss + FEATURE_WEIGHT * apart / (some * normed.shape[-1])
         total = total + DECAY**s * loss
         right.append((student.argmax(-1) == teacher.argmax(-1)).float().mean().detach())
     return Loss(total, right)

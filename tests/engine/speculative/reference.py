@@ -129,7 +129,9 @@ class Loop:
         """Prefill in chunks, after a prefix hit on another sequence's full pages."""
         hit = 0
         if shares is not None:
-            same = next((i for i, (a, b) in enumerate(zip(prompt, shares.tokens, strict=False)) if a != b), min(len(prompt), len(shares.tokens)))
+            same = next(
+                (i for i, (a, b) in enumerate(zip(prompt, shares.tokens, strict=False)) if a != b), min(len(prompt), len(shares.tokens))
+            )
             hit = min(same, len(prompt) - 1) // PAGE * PAGE
         needed = -(-(len(prompt) + new + 70) // PAGE) - hit // PAGE
         pages = (shares.pages[: hit // PAGE] if shares else []) + [self.free.pop(0) for _ in range(needed)]

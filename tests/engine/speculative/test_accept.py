@@ -204,7 +204,12 @@ def test_rejection_leaves_the_targets_distribution_as_it_is(shape):
 
 @pytest.mark.parametrize(
     ("shape", "wrong"),
-    [((1, 1), reject_without_residual), ((2, 1), reject_without_residual), ((3, 2), reject_without_residual), ((3, 2), reject_with_stale_q)],
+    [
+        ((1, 1), reject_without_residual),
+        ((2, 1), reject_without_residual),
+        ((3, 2), reject_without_residual),
+        ((3, 2), reject_with_stale_q),
+    ],
 )
 def test_a_wrong_rule_is_found_out_by_the_same_figures(shape, wrong):
     found, _ = distances(shape, wrong)

@@ -18,7 +18,11 @@ PAGE = 4
 
 
 @settings(max_examples=80)
-@given(st.lists(st.tuples(trees(most=12), st.integers(0, 9)), min_size=1, max_size=3), st.data(), st.sampled_from([torch.float32, torch.bfloat16]))
+@given(
+    st.lists(st.tuples(trees(most=12), st.integers(0, 9)), min_size=1, max_size=3),
+    st.data(),
+    st.sampled_from([torch.float32, torch.bfloat16]),
+)
 def test_the_accepted_path_ends_where_plain_decoding_would_have_put_it(sequences, data, dtype):
     width = 6
     order = data.draw(st.permutations(range(1, 1 + width * len(sequences))))

@@ -27,7 +27,15 @@ def target():
 
 def options_for(name, target, folder):
     """Every form of every drafter."""
-    trees = [(CHAIN, 1, 1, 1), (CHAIN, 4, 1, 4), (STATIC, 3, 3, 9), (STATIC, 3, 4, 7), (DYNAMIC, 3, 4, 10), (DYNAMIC, 5, 3, 30), (DYNAMIC, 1, 4, 4)]
+    trees = [
+        (CHAIN, 1, 1, 1),
+        (CHAIN, 4, 1, 4),
+        (STATIC, 3, 3, 9),
+        (STATIC, 3, 4, 7),
+        (DYNAMIC, 3, 4, 10),
+        (DYNAMIC, 5, 3, 30),
+        (DYNAMIC, 1, 4, 4),
+    ]
     base = DraftOptions(name)
     if name == "ngram":
         return [replace(base, depth=d, width=w, budget=n) for d, w, n in [(4, 1, 4), (5, 3, 8), (2, 2, 3)]]

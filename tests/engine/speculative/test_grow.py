@@ -72,7 +72,9 @@ def test_a_dynamic_tree_is_eagle_2s(depth, width, budget):
         assert len(recorder.ran[0] if recorder.ran else []) == dynamic_slots(depth, width)
 
 
-@pytest.mark.parametrize("topology", [chain_topology(4), full_topology([3, 2, 2]), static_tree(np.array([[0.6, 0.2, 0.1], [0.5, 0.3, 0.1]]), 7)])
+@pytest.mark.parametrize(
+    "topology", [chain_topology(4), full_topology([3, 2, 2]), static_tree(np.array([[0.6, 0.2, 0.1], [0.5, 0.3, 0.1]]), 7)]
+)
 def test_a_static_tree_takes_each_rank_where_the_topology_says(topology):
     law = table(7)
     growth, recorder = StaticGrowth(topology, CPU), Recorder(law)
@@ -99,5 +101,7 @@ def test_drafts_drawn_by_chance_and_rejected_give_the_targets_law():
     out = reject(drafts, rows, torch.rand(trials, 2, 3, generator=g, dtype=torch.float64))
     first = np.bincount(out.tokens(drafts)[:, 0], minlength=V) / trials
     assert np.abs(first - p.numpy()).sum() / 2 < 0.01 and out.count.double().mean() > 0.2
-    greedy = StaticGrowth(full_topology([2]), CPU).grow(logits.expand(9, V), None, Draws(torch.zeros(9), torch.zeros(9).long(), torch.ones(9), g))
+    greedy = StaticGrowth(full_topology([2]), CPU).grow(
+        logits.expand(9, V), None, Draws(torch.zeros(9), torch.zeros(9).long(), torch.ones(9), g)
+    )
     assert (greedy.tokens[:, 0] == logits.argmax()).all() and (greedy.q[:, 0].max(1).values == 1).all()

@@ -69,7 +69,12 @@ def test_a_registry_stops_at_a_module_that_declares_nothing(tmp_path, monkeypatc
         (DraftOptions("ngram", drawn=True), ROOM, "bad_draft_options", "drawn must be off ("),
         (DraftOptions("draft_model", shape=DYNAMIC, drawn=True), ROOM, "bad_draft_options", "shape must be one of chain, static for"),
         (DraftOptions("draft_model", layers=4), ROOM, "bad_draft_options", "layers must be a whole number from 1 to 3"),
-        (DraftOptions("draft_model", shape=DYNAMIC, depth=6, width=16), ROOM, "bad_draft_tree", "80 guesses would be tried, and at most 64"),
+        (
+            DraftOptions("draft_model", shape=DYNAMIC, depth=6, width=16),
+            ROOM,
+            "bad_draft_tree",
+            "80 guesses would be tried, and at most 64",
+        ),
         (DraftOptions("eagle", source="nowhere.safetensors"), ROOM, "bad_drafter", "there is no such file"),
         (DraftOptions("draft_model", source="no such folder"), ROOM, "model_not_found", "was not found"),
     ],

@@ -77,7 +77,10 @@ def test_copies_are_found_behind_other_writing_and_inside_longer_texts(tmp_path)
         (lambda f: (f / "gsm8k_test.jsonl").write_text("[]"), "a line of gsm8k_test.jsonl lacks"),
         (lambda f: (f / "gsm8k_test.jsonl").unlink(), "holds no prompts"),
         (lambda f: (f / "gsm8k_test.jsonl").write_bytes(b"\xff\xfe"), "cannot be read"),
-        (lambda f: (f / "humaneval.jsonl.gz").write_bytes(gzip.compress(b'{"prompt": "def f(): pass"}')[:-9]), "humaneval.jsonl.gz cannot be read"),
+        (
+            lambda f: (f / "humaneval.jsonl.gz").write_bytes(gzip.compress(b'{"prompt": "def f(): pass"}')[:-9]),
+            "humaneval.jsonl.gz cannot be read",
+        ),
     ],
 )
 def test_data_that_cannot_be_used_is_refused(spoil, says, tmp_path):
@@ -184,6 +187,14 @@ def test_every_method_learns_and_its_file_drafts_in_the_engine_what_it_learned(n
     assert [s.tokens[:32] for s in some] == [a.tokens[:32].tolist() for a in answers]
     per_step = np.mean([len(a.path) for s in some for _, a in s.steps[:-1]]) + 1
     assert per_step == pytest.approx(found.tokens_per_step, abs=0.35)
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_answers_too_short_for_the_last_guess_are_no_fault(name):
+    target = small_target()
+    answers = [Answer(np.arange(8), 6, False)] * 2
+    loss = loss_of(target.model, new_weights(target.model, PLANS[name]), Batches(answers, 2, 8, 0, CPU).batch(0), PLANS[name])
+    assert bool(torch.isfinite(loss.total)) and float(loss.total) > 0
 
 
 @pytest.mark.parametrize("name", ["eagle", "eagle on three", "mtp"])
