@@ -36,15 +36,20 @@ def small_config(**changes) -> ModelConfig:
     return ModelConfig(**{**stated, **changes})
 
 
-def small_target(seed=0, scale=0.35, **changes) -> Target:
-    """A random model whose text depends on all of its context; fp32."""
-    config, g = small_config(**changes), torch.Generator().manual_seed(seed)
+def small_weights(config: ModelConfig, seed: int = 0, scale: float = 0.35) -> dict[str, torch.Tensor]:
+    """Random weights of a model whose text depends on all of its context; fp32."""
+    g = torch.Generator().manual_seed(seed)
     weights = {p.name: torch.randn(*p.shape, generator=g) * scale for p in decoder_params(config)}
     for name in weights:
         if "norm" in name:
             weights[name] = 1 + weights[name] * 0.3
     weights["model.embed_tokens.weight"] = torch.randn(config.vocab_size, config.hidden_size, generator=g)
-    return Target(Decoder(config, weights), torch_ops())
+    return weights
+
+
+def small_target(seed=0, **changes) -> Target:
+    config = small_config(**changes)
+    return Target(Decoder(config, small_weights(config, seed)), torch_ops())
 
 
 @dataclass
@@ -70,10 +75,12 @@ def table(sequences: list[Sequence]) -> torch.Tensor:
 
 
 class Loop:
-    """Args: width, pages of each sequence."""
+    """Args: pages of all sequences together; choose: (logits, position) → token, greedy if None; checked: recompute at times.
 
-    def __init__(self, target: Target, options: DraftOptions, pages: int = 96, choose=None) -> None:
-        self.target, self.options = target, options
+    On another device: make and use it under `with torch.device(…)`, unchecked."""
+
+    def __init__(self, target: Target, options: DraftOptions, pages: int = 96, choose=None, checked: bool = True) -> None:
+        self.target, self.options, self.checked = target, options, checked
         self.drafter = build_drafter(target, options, ROOM)
         elements = PAGE * bytes_per_token(target.config, 4)
         arena = torch.full((pages + 1, elements // 4), float("nan")).view(torch.uint8)  # what nobody wrote must not be read
@@ -108,8 +115,8 @@ class Loop:
         flat = lambda f: torch.tensor([f(s, p) for (s, *_), ps in zip(of, positions, strict=True) for p in ps])  # noqa: E731
         return Rows(
             flat(lambda s, p: s.tokens[p]), flat(lambda s, p: p), flat(lambda s, p: s.slot(p)), flat(lambda s, p: s.slot(p - 1) if p else 0),
-            torch.from_numpy(cu).int(), torch.tensor([b for *_, b in of]).int(), table([s for s, *_ in of]),
-            torch.from_numpy(cu[1:] - 1), max(counts), torch.tensor([s.tokens + [0] * (length - len(s.tokens)) for s, *_ in of]),
+            torch.tensor(cu.tolist()).int(), torch.tensor([b for *_, b in of]).int(), table([s for s, *_ in of]),
+            torch.tensor((cu[1:] - 1).tolist()), max(counts), torch.tensor([s.tokens + [0] * (length - len(s.tokens)) for s, *_ in of]),
         )  # fmt: skip
 
     def prefill(self, s: Sequence, start: int, stop: int) -> torch.Tensor:
@@ -160,7 +167,7 @@ class Loop:
         values = torch.zeros(len(sequences), n + 1, kept.shape[1])
         for i, (s, tree) in enumerate(zip(sequences, trees, strict=True)):
             mine = slice(int(starts[i]), int(starts[i + 1]))
-            if len(s.steps) % 4 == 1:
+            if self.checked and len(s.steps) % 4 == 1:
                 self.check(s, tree, logits[mine])
             positions = [s.root, *tree.positions(s.root).tolist()]
             chosen[i, : len(tree) + 1] = torch.tensor([int(self.choose(x, p)) for x, p in zip(logits[mine], positions, strict=True)])
@@ -189,7 +196,7 @@ class Loop:
         lens = torch.tensor([len(t) for t in trees]).int()
         where = Where(
             torch.tensor(positions), torch.tensor(slots), table(sequences),
-            torch.tensor(np.cumsum([0, *counts])).int(), torch.tensor([len(s.tokens) for s in sequences]).int() + lens, max(counts),
+            torch.tensor(np.cumsum([0, *counts]).tolist()).int(), torch.tensor([len(s.tokens) for s in sequences]).int() + lens, max(counts),
             Tree(lens, torch.tensor(masks), torch.tensor(positions).int()),
         )  # fmt: skip
         return self.forward(where, torch.tensor(tokens))
