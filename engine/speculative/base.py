@@ -340,3 +340,24 @@ def next_slots(rows: Rows, count: int, page_size: int) -> torch.Tensor:
     """int64 [b, count]: slots of the positions behind each sequence's last row."""
     ahead = rows.positions[rows.last][:, None] + 1 + torch.arange(count, device=rows.tokens.device)
     return slots_of(rows.block_table, ahead, page_size)
+
+
+def newest_rows(history: torch.Tensor, seq_lens: torch.Tensor, block_table: torch.Tensor, count: int, page_size: int) -> Rows:
+    """The last `count` tokens of each sequence as rows, whatever is new of them: the form that a graph can hold.
+
+    A verification settles at most max_depth + 1 tokens, so that many rows catch up. Rows that were seen before are computed
+    again and give the same; those before a sequence's beginning see nothing and write to the sink.
+
+    Args:
+        history: int64 [b, length] known tokens, the newest included; seq_lens: int32 [b], how many (0: padding).
+    """
+    b, device = len(seq_lens), history.device
+    positions = seq_lens.long()[:, None] - count + torch.arange(count, device=device)
+    real, at = positions >= 0, positions.clamp(min=0)
+    slots = slots_of(block_table, positions, page_size)
+    before = slots_of(block_table, positions - 1, page_size)
+    last = torch.arange(b, device=device) * count + count - 1
+    cu = torch.arange(b + 1, dtype=torch.int32, device=device) * count
+    tokens = torch.where(real, history.gather(1, at), 0)
+    flat = (x.reshape(-1) for x in (tokens, at, slots, before))
+    return Rows(*flat, cu, seq_lens, block_table, last, count, history)

@@ -20,7 +20,9 @@ from safetensors.torch import save_file
 
 from engine.errors import EngineError
 from engine.models.decoder import Layer
+from engine.models.loading import LoadedModel
 from engine.models.weights import read_header
+from engine.ops import Ops
 from engine.speculative.base import Target, check_vocabulary
 from engine.tokenizer import TextTokenizer
 
@@ -38,6 +40,12 @@ def fingerprint(tokenizer: TextTokenizer) -> str:
     """Of a vocabulary: what each id stands for."""
     pairs = sorted((i, token) for token, i in tokenizer.backend.get_vocab(with_added_tokens=True).items())
     return hashlib.sha256(json.dumps(pairs).encode()).hexdigest()[:16]
+
+
+def target_of(loaded: LoadedModel, ops: Ops) -> Target:
+    """A loaded model as the one that verifies."""
+    name = "".join(c if c.isalnum() or c in "-_." else "_" for c in loaded.folder.name)
+    return Target(loaded.model, ops, fingerprint(loaded.tokenizer), name)
 
 
 def shape_of(target: Target) -> dict[str, object]:
@@ -76,7 +84,8 @@ class Head:
         return Layer(
             input_norm=self.take(f"{at}input_norm", hidden), qkv=self.take(f"{at}qkv", heads * dim, hidden), qkv_bias=None,
             o=self.take(f"{at}o", hidden, config.num_heads * dim), o_bias=None, post_norm=self.take(f"{at}post_norm", hidden),
-            gate_up=self.take(f"{at}gate_up", 2 * inner, hidden), gate_up_bias=None, down=self.take(f"{at}down", hidden, inner), down_bias=None,
+            gate_up=self.take(f"{at}gate_up", 2 * inner, hidden), gate_up_bias=None,
+            down=self.take(f"{at}down", hidden, inner), down_bias=None,
         )  # fmt: skip
 
     @property
@@ -86,7 +95,7 @@ class Head:
 
 def default_head(method: str, target: Target) -> Path:
     """Where the head that ships for this model would lie."""
-    return FOLDER / f"{method}-{target.name or 'model'}.safetensors"
+    return FOLDER / f"{method}-{target.name}.safetensors"
 
 
 def load_head(source: str | None, method: str, target: Target) -> Head:

@@ -120,7 +120,7 @@ def attend_rounds(q: torch.Tensor, keys: list[torch.Tensor], values: list[torch.
         dot = (q * _shifted(keys[r], back)).sum(-1).float() * scale
         near.append(dot.masked_fill(place < back, -torch.inf))
     weights = torch.cat([scores, *(n[..., None] for n in near)], -1)
-    weights = torch.softmax(weights, -1).nan_to_num(0.0).to(q.dtype)  # the first slots of later rounds see nothing; unused
+    weights = torch.softmax(weights, -1).to(q.dtype)  # a slot sees itself, so no row is empty
     out = weights[..., :l] @ values[0]
     for r in range(1, rounds + 1):
         out = out + weights[..., l + r - 1, None] * _shifted(values[r], rounds - r)
@@ -166,9 +166,7 @@ class Loss:
 def loss_of(model: Decoder, weights: Mapping[str, torch.Tensor], texts: Texts, plan: Plan) -> Loss:
     """Of one batch."""
     seen = watch(model, texts.tokens, plan.taps)
-    if plan.method == "medusa":
-        return medusa_loss(model, weights, texts, seen, plan.heads, plan.blocks)
-    return chain_loss(model, weights, texts, seen, plan.method, plan.rounds, plan.method == "eagle" and plan.taps == (FINAL,))
+    return (medusa_loss if plan.method == "medusa" else chain_loss)(model, weights, texts, seen, plan)
 
 
 def layer_of(weights: Mapping[str, torch.Tensor]) -> Layer:
@@ -178,8 +176,9 @@ def layer_of(weights: Mapping[str, torch.Tensor]) -> Layer:
     return Layer(**found, qkv_bias=None, o_bias=None, gate_up_bias=None, down_bias=None)
 
 
-def medusa_loss(model: Decoder, weights: Mapping[str, torch.Tensor], texts: Texts, seen: Seen, heads: int, blocks: int) -> Loss:
+def medusa_loss(model: Decoder, weights: Mapping[str, torch.Tensor], texts: Texts, seen: Seen, plan: Plan) -> Loss:
     """Hard labels: the text's own tokens."""
+    heads, blocks = plan.heads, plan.blocks
     stacked = [[(weights[f"{h}.{i}.weight"], weights[f"{h}.{i}.bias"]) for i in range(blocks)] for h in range(heads)]
     usable = texts.tokens.shape[1] - 1
     tokens, learned = F.pad(texts.tokens, (0, heads)), F.pad(texts.learned, (0, heads))  # labels past the end do not count
@@ -198,17 +197,16 @@ def medusa_loss(model: Decoder, weights: Mapping[str, torch.Tensor], texts: Text
     return Loss(total, right)
 
 
-def chain_loss(
-    model: Decoder, weights: Mapping[str, torch.Tensor], texts: Texts, seen: Seen, method: str, rounds: int, features: bool
-) -> Loss:
-    """EAGLE and MTP. features: EAGLE-1/2, whose features shall be the target's."""
+def chain_loss(model: Decoder, weights: Mapping[str, torch.Tensor], texts: Texts, seen: Seen, plan: Plan) -> Loss:
+    """EAGLE and MTP, soft labels: the target's own laws."""
+    features = plan.method == "eagle" and plan.taps == (FINAL,)  # EAGLE-1/2: they shall become the target's
     layer, tokens = layer_of(weights), texts.tokens
     embedded = F.embedding(tokens, model.embedding)
     feature = F.linear(seen.taps, weights["fuse"]) if "fuse" in weights else seen.taps
     keys, values, total, right = [], [], seen.final.new_zeros((), dtype=torch.float32), []
-    for s in range(rounds):
+    for s in range(plan.rounds):
         before = F.pad(feature, (0, 0, 1, 0))[:, :-1]  # slot j gets the feature of j - 1
-        x = enter(method, weights, embedded, before, model.config.rms_norm_eps)
+        x = enter(plan.method, weights, embedded, before, model.config.rms_norm_eps)
         q, k, v = project(model, layer, x)
         keys.append(k)
         values.append(v)

@@ -31,7 +31,7 @@ from engine.errors import EngineError
 from engine.models.default import cache_folder
 from engine.speculative.answers import Answer, Asking, answer_all, engine_for
 from engine.speculative.base import FINAL, DraftOptions, Room, Shape, Target
-from engine.speculative.heads import FOLDER, fingerprint, save_head, shape_of
+from engine.speculative.heads import FOLDER, save_head, shape_of, target_of
 from engine.speculative.losses import Plan, Texts, loss_of, new_weights
 from engine.speculative.optimiser import Learning, State, learn
 from engine.speculative.prompts import PromptSet, bad_data, load_prompts
@@ -138,10 +138,9 @@ def ask_target(args: argparse.Namespace, prompts: PromptSet, progress: Progress)
     asking = Asking(args.samples, args.max_tokens, args.at_once)
     config = EngineConfig(source=ModelSource(args.model, args.device, args.dtype), cache=CacheConfig(num_pages=PAGES))
     core, loaded = build_core(engine_for(config, asking), progress)
-    name = "".join(c if c.isalnum() or c in "-_." else "_" for c in loaded.folder.name)
-    target = Target(loaded.model, core.runner.ops, fingerprint(loaded.tokenizer), name)
+    target = target_of(loaded, core.runner.ops)
     deadline = time.monotonic() + args.answer_minutes * 60
-    file = work_folder(args, name) / "answers.safetensors"
+    file = work_folder(args, target.name) / "answers.safetensors"
     answers = answer_all(core, loaded, prompts.kept, asking, file, progress, lambda: time.monotonic() > deadline)
     return target, answers
 

@@ -114,7 +114,8 @@ class Loop:
         length = max(len(s.tokens) for s, *_ in of)
         flat = lambda f: torch.tensor([f(s, p) for (s, *_), ps in zip(of, positions, strict=True) for p in ps])  # noqa: E731
         return Rows(
-            flat(lambda s, p: s.tokens[p]), flat(lambda s, p: p), flat(lambda s, p: s.slot(p)), flat(lambda s, p: s.slot(p - 1) if p else 0),
+            flat(lambda s, p: s.tokens[p]), flat(lambda s, p: p), flat(lambda s, p: s.slot(p)),
+            flat(lambda s, p: s.slot(p - 1) if p else 0),
             torch.tensor(cu.tolist()).int(), torch.tensor([b for *_, b in of]).int(), table([s for s, *_ in of]),
             torch.tensor((cu[1:] - 1).tolist()), max(counts), torch.tensor([s.tokens + [0] * (length - len(s.tokens)) for s, *_ in of]),
         )  # fmt: skip
@@ -196,7 +197,8 @@ class Loop:
         lens = torch.tensor([len(t) for t in trees]).int()
         where = Where(
             torch.tensor(positions), torch.tensor(slots), table(sequences),
-            torch.tensor(np.cumsum([0, *counts]).tolist()).int(), torch.tensor([len(s.tokens) for s in sequences]).int() + lens, max(counts),
+            torch.tensor(np.cumsum([0, *counts]).tolist()).int(),
+            torch.tensor([len(s.tokens) for s in sequences]).int() + lens, max(counts),
             Tree(lens, torch.tensor(masks), torch.tensor(positions).int()),
         )  # fmt: skip
         return self.forward(where, torch.tensor(tokens))

@@ -47,6 +47,7 @@ def random_rows(rng, rows, sparse=False):
     return p / p.sum(1, keepdims=True)
 
 
+@settings(deadline=None)
 @given(st.lists(trees(most=12).map(small), min_size=1, max_size=4), st.integers(0, 2**32 - 1))
 def test_following_takes_the_longest_path_of_chosen_tokens(some, seed):
     rng = np.random.default_rng(seed)
@@ -59,7 +60,7 @@ def test_following_takes_the_longest_path_of_chosen_tokens(some, seed):
         assert found == follow_ref(tree, row) == accept.Accepted(tuple(tree.path(longest)), int(row[longest + 1]))
 
 
-@settings(max_examples=150)
+@settings(max_examples=150, deadline=None)
 @given(st.lists(trees(most=10).map(small), min_size=1, max_size=3), st.integers(0, 2**32 - 1), st.booleans())
 def test_rejection_on_the_device_is_rejection_in_numpy(some, seed, sparse):
     rng = np.random.default_rng(seed)
@@ -71,7 +72,7 @@ def test_rejection_on_the_device_is_rejection_in_numpy(some, seed, sparse):
     assert got == [reject_ref(t, *rows) for t, *rows in zip(some, p, q, u, strict=True)]
 
 
-@settings(max_examples=100)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(trees(most=10).map(small), min_size=1, max_size=3), st.integers(0, 2**32 - 1))
 def test_typical_acceptance_on_the_device_is_that_in_numpy(some, seed):
     rng = np.random.default_rng(seed)

@@ -17,7 +17,7 @@ CONFIG = ModelConfig("llama", 3, 8, 8, 2, 2, 4, 8, 128, 1e-5, RopeConfig(10_000.
 PAGE = 4
 
 
-@settings(max_examples=80)
+@settings(max_examples=80, deadline=None)
 @given(
     st.lists(st.tuples(trees(most=12), st.integers(0, 9)), min_size=1, max_size=3),
     st.data(),

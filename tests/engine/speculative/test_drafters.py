@@ -8,12 +8,13 @@ import torch
 
 from engine.request import SamplingParams
 from engine.sampler import draw, uniform
-from engine.speculative.base import DraftOptions, Shape
+from engine.speculative.base import DraftOptions, Shape, newest_rows
+from engine.speculative.device import DraftBatch
 from engine.speculative.heads import save_head
 from engine.speculative.ngram import LONGEST, SHORTEST, lookup
 from engine.speculative.registry import load_drafters
 from tests.engine.speculative.heads_of import card, perfect_head, random_head
-from tests.engine.speculative.reference import Loop, is_perfect, mean_accepted, plain_greedy, small_target
+from tests.engine.speculative.reference import PAGE, Loop, is_perfect, mean_accepted, plain_greedy, small_target
 
 NEW = 24
 PROMPTS = [[3, 5, 7, 11, 2, 3, 5, 7], [1], [9, 9, 4, 20, 6, 6, 6, 8, 10, 12, 9, 9, 4]]
@@ -182,6 +183,33 @@ def test_medusas_heads_start_from_the_state_that_chose_the_root(target, tmp_path
         roots.append(s.tokens[-1])
         loop.step([s])
     assert [tree.tokens[0] for tree, _ in s.steps] == roots
+
+
+@torch.inference_mode()
+def test_rows_of_a_fixed_count_draft_what_ragged_rows_draft(target, tmp_path):
+    """What a graph uses: the last rows again, computed or not, also of sequences shorter than that and of padding."""
+    for name in ("eagle", "mtp"):
+        options = DraftOptions(name, random_head(target, name, tmp_path), CHAIN, 3, 1, 3)
+        ragged, fixed = Loop(target, options), Loop(target, options)
+        pairs = [[loop.add(p, new=NEW) for p in PROMPTS] for loop in (ragged, fixed)]
+        real = fixed.drafter.propose
+
+        def propose(rows, state, real=real):
+            pad = torch.zeros(1, rows.history.shape[1], dtype=torch.int64)
+            lens, table = torch.cat([rows.seq_lens, torch.zeros(1).int()]), torch.cat([rows.block_table, rows.block_table[:1] * 0])
+            drafts = real(newest_rows(torch.cat([rows.history, pad]), lens, table, 4, PAGE), state)
+            parts = (x[:-1] for x in (drafts.tokens, drafts.parents, drafts.probabilities, drafts.lens))
+            return DraftBatch(*parts, drafts.max_depth, drafts.max_width)
+
+        fixed.drafter.propose = propose
+        for _ in range(8):
+            ragged.step(pairs[0])
+            fixed.step(pairs[1])
+        for a, b in zip(*pairs, strict=True):
+            assert a.tokens == b.tokens
+            for (x, p), (y, q) in zip(a.steps, b.steps, strict=True):
+                assert x.tokens.tolist() == y.tokens.tolist() and p == q
+                assert x.probabilities == pytest.approx(y.probabilities, abs=1e-4)
 
 
 # ---- n-gram ----

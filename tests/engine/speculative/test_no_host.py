@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from engine.attention.full import FullAttention, bytes_per_token
 from engine.speculative import device
 from engine.speculative.accept import distribution, follow, reject, typical
-from engine.speculative.base import DraftOptions, Draws, Rows, Shape, make_state
+from engine.speculative.base import DraftOptions, Draws, Shape, make_state, newest_rows
 from engine.speculative.compact import move_tokens, moves
 from engine.speculative.registry import build_drafter
 from tests.engine.speculative.heads_of import random_head
@@ -32,12 +32,8 @@ def silent(target):
 
 
 def fake_rows(per=2):
-    t = B * per
-    long = lambda *shape: torch.zeros(*shape, dtype=torch.int64)  # noqa: E731
-    return Rows(
-        long(t), long(t), long(t), long(t), torch.zeros(B + 1, dtype=torch.int32), torch.zeros(B, dtype=torch.int32),
-        torch.zeros(B, 8, dtype=torch.int32), long(B), per, long(B, 32),
-    )  # fmt: skip
+    lens, table = torch.zeros(B, dtype=torch.int32), torch.zeros(B, 8, dtype=torch.int32)
+    return newest_rows(torch.zeros(B, 32, dtype=torch.int64), lens, table, per, PAGE)
 
 
 OPTIONS = [

@@ -62,8 +62,10 @@ def write_data(folder, questions, turns=("What is it?",)):
 
 def test_copies_are_found_behind_other_writing_and_inside_longer_texts(tmp_path):
     turns = ("Compose a blog post about a trip to Hawaii!", "Now shorter.", "Read this: THE  CAT sat—on the mat. Why?")
-    asked = ["compose a blog post, about a TRIP to “Hawaii”", "The cat sat on the mat", "Please: compose a blog post about a trip to Hawaii. Thanks",
-             "Now shorter, and count the sheep", "a mat sat on the cat"]  # fmt: skip
+    asked = [
+        "compose a blog post, about a TRIP to “Hawaii”", "The cat sat on the mat",
+        "Please: compose a blog post about a trip to Hawaii. Thanks", "Now shorter, and count the sheep", "a mat sat on the cat",
+    ]  # fmt: skip
     found = load_prompts(write_data(tmp_path, [*asked, asked[4].upper()], turns))
     assert [p.text for p in found.dropped] == asked[:3] and [p.text for p in found.kept] == asked[3:]
 
@@ -225,7 +227,7 @@ def test_a_round_of_training_is_a_step_of_drafting(name, tmp_path, monkeypatch):
     with torch.no_grad():
         seen = watch(target.model, tokens, plan.taps)
         monkeypatch.setattr(losses.F, "linear", spy)
-        losses.chain_loss(target.model, weights, Texts(tokens, learned), seen, plan.method, 3, False)
+        losses.chain_loss(target.model, weights, Texts(tokens, learned), seen, plan)
         monkeypatch.undo()
     table = torch.arange(1, 9)[None].int()
     state = make_state(drafter, target, 9, 16)
@@ -275,7 +277,8 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path, monkeypa
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda f: f.unlink(), "missing or broken"), (lambda f: f.write_bytes(b"x" * 40), "missing or broken"), (None, "other data or settings"),
+        (lambda f: f.unlink(), "missing or broken"), (lambda f: f.write_bytes(b"x" * 40), "missing or broken"),
+        (None, "other data or settings"),
     ],
 )  # fmt: skip
 def test_a_state_that_does_not_fit_is_not_resumed(change, says, tmp_path):

@@ -36,6 +36,7 @@ def ancestors(tree, node):
     return found
 
 
+@settings(deadline=None)
 @given(trees(most=MAX_NODES))
 def test_masks_depths_and_paths_are_those_of_the_definition(tree):
     for i, (mask, depth, position) in enumerate(zip(tree.masks(), tree.depths, tree.positions(7), strict=True)):
@@ -47,6 +48,7 @@ def test_masks_depths_and_paths_are_those_of_the_definition(tree):
     assert sorted(i for node in range(ROOT, len(tree)) for i in tree.children(node)) == list(range(len(tree)))
 
 
+@settings(deadline=None)
 @given(trees(), st.integers(0, 22), st.integers(0, 6))
 def test_a_cut_tree_keeps_parents_and_what_is_most_confident(tree, budget, depth):
     cut = tree.cut(budget, depth)
@@ -68,6 +70,7 @@ def test_a_cut_is_the_best_subtree_that_there_is():
             assert tree.cut(budget).confidences.sum() == pytest.approx(best)
 
 
+@settings(deadline=None)
 @given(st.lists(trees(), min_size=1, max_size=4))
 def test_the_device_says_of_a_batch_what_numpy_says_of_each_tree(some):
     batch, n = batch_of(some), max(map(len, some))
@@ -102,7 +105,7 @@ def test_masks_are_those_that_the_attention_kernels_take():
     assert tree.positions(100 - 65).tolist() == kernel.positions[1:].tolist()
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_merged_chains_hold_every_beginning_once(data):
     w, d = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 4))
@@ -115,7 +118,7 @@ def test_merged_chains_hold_every_beginning_once(data):
     assert sorted(tree.depths) == tree.depths.tolist()
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_a_static_tree_is_the_best_one_by_brute_force(data):
     heads, k, budget = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3)), data.draw(st.integers(0, 5))
