@@ -182,6 +182,7 @@ def registries():
     """(name, call that walks a folder given as a package) of every registry there is."""
     import engine.models.registry
     import engine.quantization.base
+    import engine.speculative.registry
     import kernels.registry
     import viz.registry
 
@@ -193,10 +194,11 @@ def registries():
         "viz.views": by_path(viz.registry.load_views),
         "viz.words": by_path(viz.registry.load_words),
         "engine.models": engine.models.registry.collect,
+        "engine.speculative": engine.speculative.registry.collect,
     }
 
 
-@pytest.mark.parametrize("name", ["kernels", "viz.views", "viz.words", "engine.models"])
+@pytest.mark.parametrize("name", ["kernels", "viz.views", "viz.words", "engine.models", "engine.speculative"])
 def test_a_registry_stops_at_a_module_that_declares_nothing(name, tmp_path, monkeypatch):
     folder = tmp_path / "forgetful"
     folder.mkdir()
