@@ -26,8 +26,9 @@ from engine.request import FinishReason, Request, SamplingParams, letters
 from engine.rooms import Housing, Room
 from engine.rows import RowSlots
 from engine.runner import ModelRunner, PendingStep
-from engine.sampler import SampleRows, uniform
+from engine.sampler import SampleRows, SteadyRows, uniform
 from engine.sequence import Sequence, TextStream
+from engine.steady import SteadyPlan
 from engine.trace import SequenceInfo, TensorSample
 
 
@@ -69,6 +70,7 @@ class EngineCore:
         self._next_request = 1
         self._turn = 0
         self._facts: list[object] = []
+        self._steady_rows: dict[str, SteadyRows] = {}  # of each room's newest cohort
         self.interpreter = Interpreter()
         self.open_room("main")
 
@@ -194,7 +196,7 @@ class EngineCore:
             home.flying.append(launched)
         record = launched if isinstance(launched, Record) else None
         too_many = len(home.flying) > home.config.scheduler.run_ahead
-        if home.flying and (launched is None or too_many or not launched.plan.works):
+        if home.flying and (launched is None or too_many or launched.plan.is_empty):
             record = self._settle(home, home.flying.popleft())
         home.clock.busy_us += int((time.perf_counter() - began) * 1e6)
         return record
@@ -213,7 +215,7 @@ class EngineCore:
         """Schedule, build, run. None: nothing can be planned until a step in flight settles. A Record: it failed."""
         clock = _Stopwatch()
         plan = room.scheduler.schedule()
-        if room.flying and not plan.works and not plan.preempted:
+        if room.flying and plan.is_empty and not plan.preempted:
             room.scheduler.withdraw(plan)
             return None
         if not probe.wants(plan):
@@ -282,7 +284,12 @@ class EngineCore:
     def _next_room(self) -> Room | None:
         return next((self.rooms[name] for name in self.rooms_in_turn() if self.rooms[name].has_work), None)
 
-    def _sample_rows(self, plan: StepPlan, host: HostBatch, sequences: dict[int, Sequence]) -> SampleRows:
+    def _sample_rows(self, plan: StepPlan | SteadyPlan, host: HostBatch, sequences: dict[int, Sequence]) -> SampleRows:
+        if isinstance(plan, SteadyPlan):
+            kept = self._steady_rows.get(plan.room)
+            if kept is None or kept.members is not plan.members:
+                kept = self._steady_rows[plan.room] = SteadyRows(plan.members)
+            return kept.at(plan)
         seq_ids, slots, params, uniforms = [], [], [], []
         for work in plan.works:
             for seq_id in work.sample_seq_ids:

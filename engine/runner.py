@@ -6,7 +6,6 @@ done by the time run() returns, and settle() is a formality; the callers cannot 
 
 from __future__ import annotations
 
-import math
 import os
 from dataclasses import dataclass, replace
 
@@ -21,7 +20,7 @@ from engine.errors import EngineError
 from engine.graphs import DecodeGraphs, cuda_recorder, sampling_arrays
 from engine.models.base import Model
 from engine.ops import Ops
-from engine.plan import Sampled, StepResult
+from engine.plan import StepResult
 from engine.probe import NO_PROBE, Parts
 from engine.sampler import SampleRows, describe, sample
 
@@ -66,14 +65,10 @@ class PendingStep:
             return StepResult(self.step_id, (), self.graph_size)
         if self.done is not None:
             self.done.synchronize()
-        sampled = []
-        width = (self.returned.shape[1] - 2) // 2
-        for seq_id, (token, *rest) in zip(self.seq_ids, self.returned.tolist(), strict=True):
-            logprob, *tops = rest or (0.0,)
-            if math.isnan(logprob):
-                raise FloatingPointError("the model's scores are not numbers; its weights may be broken")
-            sampled.append(Sampled(seq_id, int(token), logprob, tuple(map(int, tops[:width])), tuple(tops[width:])))
-        return StepResult(self.step_id, tuple(sampled), self.graph_size)
+        values = self.returned.numpy()
+        if values.shape[1] > 1 and np.isnan(values[:, 1]).any():
+            raise FloatingPointError("the model's scores are not numbers; its weights may be broken")
+        return StepResult.of_values(self.step_id, self.seq_ids, values, self.graph_size)
 
 
 class ModelRunner:
