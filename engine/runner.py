@@ -7,13 +7,14 @@ done by the time run() returns, and settle() is a formality; the callers cannot 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 from engine.attention.full import FullAttention, bytes_per_token
-from engine.batch import Batch, HostBatch, to_device
+from engine.batch import Batch, HostBatch, SteadyHost, to_device
 from engine.cache import KVLayout, full_layout
 from engine.config import EngineConfig, ModelConfig
 from engine.errors import EngineError
@@ -58,6 +59,7 @@ class PendingStep:
     # without tracing [s, 1]: the token alone
     done: torch.cuda.Event | None = None
     graph_size: int = 0
+    of: np.ndarray | None = None  # int64: whose rows of `returned` are meant, where not all are
 
     def settle(self) -> StepResult:
         """Wait for the device and unpack."""
@@ -65,7 +67,7 @@ class PendingStep:
             return StepResult(self.step_id, (), self.graph_size)
         if self.done is not None:
             self.done.synchronize()
-        values = self.returned.numpy()
+        values = self.returned.numpy() if self.of is None else self.returned.numpy()[self.of]
         if values.shape[1] > 1 and np.isnan(values[:, 1]).any():
             raise FloatingPointError("the model's scores are not numbers; its weights may be broken")
         return StepResult.of_values(self.step_id, self.seq_ids, values, self.graph_size)
@@ -147,6 +149,19 @@ class ModelRunner:
         logits = parts.model.logits(hidden[batch.logits_rows])
         return self._return(step_id, rows, self._pack(logits, parts.sample(logits, rows), torch.from_numpy(rows.row_slots).to(self.device)))
 
+    @torch.inference_mode()
+    def run_several(self, step_ids: list[int], hosts: list[SteadyHost], rows: list[SampleRows], graphs: bool = True) -> Iterator[PendingStep]:
+        """Launch several steps of one cohort, one after the other, none of which waits for the host."""
+        size = self.graphs.size_for(hosts[0]) if graphs and self.graphs is not None else None
+        if size is None:
+            for step_id, host, drawn in zip(step_ids, hosts, rows, strict=True):
+                yield self.run(step_id, host, drawn, graphs=False)
+            return
+        first = hosts[0].members
+        for step_id, host, drawn, packed in zip(step_ids, hosts, rows, self.graphs.run_several(size, hosts, rows)):
+            of = None if host.members is first else np.flatnonzero(np.isin(first.seq_ids, host.members.seq_ids))
+            yield replace(self._return(step_id, drawn, packed, size), of=of)
+
     def _parts(self, host: HostBatch, probe) -> Parts:
         """What a step is computed with; a probe may stand between."""
         parts = Parts(self.model, self.attention, self.ops, self._sample)
@@ -201,7 +216,7 @@ class ModelRunner:
     def _return(self, step_id: int, rows: SampleRows, packed: torch.Tensor, graph_size: int = 0) -> PendingStep:
         """Start the one copy back, into memory of the step's own: other rooms' steps may come before it is settled."""
         if self.device.type == "cpu":
-            return PendingStep(step_id, rows.seq_ids, packed, None, graph_size)
+            return PendingStep(step_id, rows.seq_ids, packed.clone(), None, graph_size)
         returned = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
         returned.copy_(packed, non_blocking=True)
         done = torch.cuda.Event()
@@ -220,7 +235,8 @@ class ModelRunner:
         if made_for != self._made_for:
             length = self.config.max_model_len or self.model.config.max_position_embeddings
             width = -(-length // self.config.cache.page_size)
-            self._graphs = DecodeGraphs(self._decode, self.device, len(self.last_token), width, LARGEST_GRAPH, self.record_graph)
+            self._graphs = DecodeGraphs(self._decode, self.device, len(self.last_token), width, LARGEST_GRAPH, self.record_graph, self.config.cache.page_size)
+            self._graphs.last_token = self.last_token
             self._made_for = made_for
         return self._graphs
 

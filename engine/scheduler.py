@@ -260,6 +260,7 @@ class Scheduler:
             accepted += self._land(flight, tokens, plan.step_id)
         if self._cohort is not None:  # formed while this step was in flight
             self._part(self._cohort)
+            self._cohort.look_again(range(len(self._cohort.members)))
         return self._report(plan.step_id, tuple(accepted))
 
     def _land(self, flight: _InFlight, tokens: dict[int, int], step_id: int) -> list[tuple[int, int]]:
@@ -309,7 +310,7 @@ class Scheduler:
                 self._publish(seq)
             if at in odd:
                 self._judge(seq, token_id)
-                cohort.look_again(at)
+                cohort.look_again((at,))
             pieces += [(place, piece) for piece in self._texts]
             self._texts = []
         self._part(cohort)

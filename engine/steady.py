@@ -15,6 +15,7 @@ read it element by element, which numpy does slowly).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import cached_property
@@ -66,6 +67,15 @@ class Members:
     @cached_property
     def ids(self) -> tuple[int, ...]:
         return tuple(self.seq_ids.tolist())
+
+    @cached_property
+    def stops(self) -> np.ndarray:
+        """int64 [n, MOST_STOPS]: ids that end each, padded with -1."""
+        found = np.full((len(self.seqs), MOST_STOPS), -1, np.int64)
+        for row, seq in zip(found, self.seqs, strict=True):
+            ids = stop_ids_of(seq)[:MOST_STOPS]
+            row[: len(ids)] = ids
+        return found
 
     @classmethod
     def of(cls, seqs: Seq[Sequence], starts: Seq[int]) -> Members:
@@ -285,9 +295,10 @@ class Cohort:
             odd |= self._ends.at <= self.committed
         return full, np.flatnonzero(odd).tolist(), ~odd
 
-    def look_again(self, place: int) -> None:
-        """A member's text has moved on by itself."""
-        self._plain[place] = _is_plain(self.members.seqs[place], self.vocabulary)
+    def look_again(self, places: Iterable[int]) -> None:
+        """The texts of these members have moved on by themselves."""
+        for place in places:
+            self._plain[place] = _is_plain(self.members.seqs[place], self.vocabulary)
 
     def forget_ended(self) -> None:
         """Of those who waited for their last token, keep who still does."""
