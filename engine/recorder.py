@@ -1,8 +1,8 @@
 """From references to rows: the hot path appends one Record a step, pack() makes a TraceDelta later.
 
 Watching costs the engine one small object a step; the packing runs when somebody drains (at most 30 times a
-second), after the step, and goes by arrays where a cohort (engine/steady.py) took many alike. A keyframe of the pool goes in every KEYFRAME_EVERY steps, so that a reader never
-replays more events than that.
+second), after the step, and goes by arrays where a cohort (engine/steady.py) took many steps alike. A keyframe of the
+pool goes in every KEYFRAME_EVERY steps, so that a reader never replays more events than that.
 """
 
 from __future__ import annotations

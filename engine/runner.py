@@ -150,7 +150,9 @@ class ModelRunner:
         return self._return(step_id, rows, self._pack(logits, parts.sample(logits, rows), torch.from_numpy(rows.row_slots).to(self.device)))
 
     @torch.inference_mode()
-    def run_several(self, step_ids: list[int], hosts: list[SteadyHost], rows: list[SampleRows], graphs: bool = True) -> Iterator[PendingStep]:
+    def run_several(
+        self, step_ids: list[int], hosts: list[SteadyHost], rows: list[SampleRows], graphs: bool = True
+    ) -> Iterator[PendingStep]:
         """Launch several steps of one cohort, one after the other, none of which waits for the host."""
         size = self.graphs.size_for(hosts[0]) if graphs and self.graphs is not None else None
         if size is None:
@@ -235,7 +237,9 @@ class ModelRunner:
         if made_for != self._made_for:
             length = self.config.max_model_len or self.model.config.max_position_embeddings
             width = -(-length // self.config.cache.page_size)
-            self._graphs = DecodeGraphs(self._decode, self.device, len(self.last_token), width, LARGEST_GRAPH, self.record_graph, self.config.cache.page_size)
+            self._graphs = DecodeGraphs(
+                self._decode, self.device, len(self.last_token), width, LARGEST_GRAPH, self.record_graph, self.config.cache.page_size
+            )
             self._graphs.last_token = self.last_token
             self._made_for = made_for
         return self._graphs

@@ -197,9 +197,7 @@ class Cohort:
         max_known: most tokens that a sequence may get.
     """
 
-    def __init__(
-        self, seqs: Seq[Sequence], ending: Seq[Sequence], queue: tuple[Waiting, ...], pool: PagePool, max_known: int
-    ) -> None:
+    def __init__(self, seqs: Seq[Sequence], ending: Seq[Sequence], queue: tuple[Waiting, ...], pool: PagePool, max_known: int) -> None:
         self.pool, self.ending, self.queue = pool, list(ending), queue
         self.planned = self.committed = 0
         self.last_step = -1
@@ -418,4 +416,3 @@ def _nothing(n: int) -> np.ndarray:
         found = _NOTHING[n] = np.zeros(n, bool)
         found.flags.writeable = False
     return found
-

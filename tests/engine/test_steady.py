@@ -16,7 +16,6 @@ from engine.detokenizer import Detokenizer
 from engine.graphs import STOPS, Inbox, advance_inbox
 from engine.plan import Sampled, StepResult
 from engine.probe import NO_PROBE, Probe
-from engine.request import SamplingParams
 from engine.runner import PendingStep
 from engine.sampler import uniform, uniforms
 from engine.scheduler import Scheduler
@@ -108,7 +107,9 @@ def test_who_ends_leaves_the_others_together():
         add(core, length, most)
     run(core)
     cohorts = {id(plan.cohort) for plan in watch.plans.values() if isinstance(plan, SteadyPlan)}
-    assert len(cohorts) == 1 and watch.made == {i + 1: fake_continuation(prompt_of(n, n), m) for i, (n, m) in enumerate(((5, 30), (9, 12), (2, 21)))}
+    assert len(cohorts) == 1 and watch.made == {
+        i + 1: fake_continuation(prompt_of(n, n), m) for i, (n, m) in enumerate(((5, 30), (9, 12), (2, 21)))
+    }
 
 
 def test_an_arrival_is_seen_in_the_next_step():
