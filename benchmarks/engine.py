@@ -12,14 +12,17 @@ import statistics
 import time
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 
 import torch
 
 from benchmarks.report import Report, main
 from engine.build import build_core, device_name, settle_source
-from engine.config import CacheConfig, EngineConfig, ModelSource, SchedulerConfig
+from engine.config import CacheConfig, EngineConfig, ModelSource, SchedulerConfig, with_knob
 from engine.core import EngineCore
 from engine.jobs import start_job
+from engine.loop import REPORTS_PER_S
+from engine.plan import Clocks
 from engine.recorder import Recorder
 from engine.request import SamplingParams
 from engine.runner import DTYPES
@@ -147,13 +150,127 @@ def paired_overhead(core: EngineCore, token_ids: list[tuple[int, ...]], pairs: i
 
 
 @cache
-def quick_engine(device: str) -> EngineCore:
+def quick_engine(device: str, tracing: bool = True) -> EngineCore:
     """Everything on: graphs captured, fused kernels, one step planned ahead."""
-    scheduler = SchedulerConfig(256, 8192, run_ahead=1)
-    core, _ = build_core(EngineConfig(ModelSource(device=device), CacheConfig(num_pages=8192, prefix_caching=False), scheduler))
+    scheduler, pages = SchedulerConfig(256, 8192, run_ahead=1), 8192 if device.startswith("cuda") else 768
+    core, _ = build_core(
+        EngineConfig(ModelSource(device=device), CacheConfig(num_pages=pages, prefix_caching=False), scheduler, tracing=tracing)
+    )
     while core.capture_next():
         pass
     return core
+
+
+class Page:
+    """Drains a core's records as often as the engine's loop does for a page."""
+
+    def __init__(self, core: EngineCore) -> None:
+        self.recorder, self.next = core.rooms["main"].recorder, time.monotonic() + 1 / REPORTS_PER_S
+
+    def look(self) -> None:
+        if time.monotonic() >= self.next:
+            self.recorder.drain()
+            self.next = time.monotonic() + 1 / REPORTS_PER_S
+
+
+def decoding(core: EngineCore, count: int, new: int) -> None:
+    """Bring a core to where `count` requests decode and nothing else happens."""
+    g = torch.Generator().manual_seed(count)
+    for _ in range(count):
+        core.add("", tuple(torch.randint(3, 40_000, (32,), generator=g).tolist()), SamplingParams(max_tokens=new, ignore_eos=True))
+    for _ in range(8):
+        core.step()
+
+
+def end_all(core: EngineCore) -> None:
+    for seq in list(core.rooms["main"].scheduler.running):
+        core.abort(seq.request.request_id)
+    while core.has_work:
+        core.step()
+    core.rooms["main"].recorder.drain()
+
+
+def overhead(report: Report, args: argparse.Namespace) -> None:
+    """Tracing on against off at full speed: two engines in one process, alternating segments of a batch that decodes."""
+    device = settle_source(ModelSource(device=args.device)).device
+    on_gpu, engines = device != "cpu", {on: quick_engine(device, on) for on in (True, False)}
+    for count, steps in ((1, 100 if on_gpu else 8), (64, 40 if on_gpu else 2)):
+        for core in engines.values():
+            decoding(core, count, 22 * steps + 32)
+        differences = []
+        for pair in range(20):
+            times = {}
+            for on in (True, False) if pair % 2 else (False, True):
+                core, page = engines[on], Page(engines[on])
+                started = time.perf_counter()
+                for _ in range(steps):
+                    core.step()
+                    page.look()
+                page.recorder.drain()
+                times[on] = time.perf_counter() - started
+            differences.append(100 * (times[True] / times[False] - 1))
+        for core in engines.values():
+            end_all(core)
+        report.add(
+            f"tracing_overhead_b{count}_pct", differences, "%", higher_is_better=False, target=3.0,
+            note=f"median over 20 pairs of neighbouring segments of {steps} steps, order alternating, on {device}; run ahead, graphs where "
+            "there are any; on: log-probabilities and alternatives computed, records packed and drained as for a page",
+        )  # fmt: skip
+
+
+def host(report: Report, args: argparse.Namespace) -> None:
+    """Host time of a step with 64 requests decoding: all of it, and what of it the device waits for."""
+    device = settle_source(ModelSource(device=args.device)).device
+    core, steps = quick_engine(device), 200 if device != "cpu" else 6
+    decoding(core, 64, 6 * steps + 32)
+    exposed, total = [], []
+    for _ in range(5):
+        gaps, clocks = host_times(core, steps)
+        exposed += gaps
+        total.append(sum(c.schedule_us + c.build_us + c.commit_us + (c.run_us if device != "cpu" else 0) for c in clocks) / len(clocks))
+    end_all(core)
+    parts = "schedule, build, launch and commit" if device != "cpu" else "schedule, build and commit (a CPU computes where it launches)"
+    report.add(
+        "host_total_b64_us" if device != "cpu" else "cpu_host_total_b64_us",
+        total,
+        "µs",
+        higher_is_better=False,
+        note=f"{parts}, tracing on",
+    )
+    if exposed:
+        report.add(
+            "host_exposed_us", exposed, "µs", higher_is_better=False, target=50,
+            note="64 decoding, run ahead: mean time a step between CUDA events at the end of a step and at the beginning of the next, "
+            "records drained 30 times a second meanwhile",
+        )  # fmt: skip
+
+
+def host_times(core: EngineCore, steps: int) -> tuple[list[float], list[Clocks]]:
+    """([mean µs a step for which the device had nothing to do], [] on a CPU; clocks of each step)."""
+    run, marks, clocks, page = core.runner.run, [], [], Page(core)
+
+    def marked(*args, **more):
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        pending = run(*args, **more)
+        stop.record()
+        marks.append((start, stop))
+        return pending
+
+    if core.runner.device.type == "cuda":
+        core.runner.run = marked
+    try:
+        for _ in range(steps):
+            record = core.step()
+            clocks += [record.clocks] if record else []
+            page.look()
+    finally:
+        core.runner.run = run
+    if not marks:
+        return [], clocks
+    torch.cuda.synchronize()
+    gaps = [before[1].elapsed_time(after[0]) * 1e3 for before, after in pairwise(marks)]
+    return [sum(gaps) / len(gaps)], clocks
 
 
 def wall_tps(core: EngineCore, prompts: list[tuple[int, ...]], new: int) -> float:
@@ -187,7 +304,13 @@ def graphs(report: Report, args: argparse.Namespace) -> None:
     lengths = torch.randint(16, 256, (256,), generator=g).tolist()
     wall_tps(core, [random(n) for n in lengths], 8)
     runs = [wall_tps(core, [random(n) for n in lengths], 128) for _ in range(3)]
-    report.add("continuous256_tps", runs, "tok/s", target=60_000, note="256 requests at once, 16 to 255 in, 128 out, tracing on; from the first token")
+    report.add(
+        "continuous256_tps",
+        runs,
+        "tok/s",
+        target=60_000,
+        note="256 requests at once, 16 to 255 in, 128 out, tracing on; from the first token",
+    )
 
 
 def bursts(core: EngineCore, token_ids: list[tuple[int, ...]], graphs: bool, times: int) -> list[Burst]:
@@ -227,7 +350,24 @@ def gaps(report: Report, args: argparse.Namespace) -> None:
                    peers={name: busy for name, (_, busy) in peers.items()}, note=note)  # fmt: skip
 
 
-ITEMS = {"batch1": batch1, "batch8": batch8, "tracing": tracing, "graphs": graphs, "gaps": gaps}
+def launches(report: Report, args: argparse.Namespace) -> None:
+    """Batch 1 with several steps a launch, from one to as many as there may be. CUDA only."""
+    device = settle_source(ModelSource(device=args.device)).device
+    if device == "cpu":
+        print("launches: on a CPU nothing is launched")
+        return
+    core, prompt = quick_engine(device), tuple(range(100, 132))
+    for steps in (2, 4, 8):
+        core.reconfigure(with_knob(core.config, "steps_per_launch", steps))
+        wall_tps(core, [prompt], 32)
+        runs = [wall_tps(core, [prompt], 256) for _ in range(3)]
+        report.add(f"batch1_steps{steps}_tps", runs, "tok/s", note=f"as batch1_tps, {steps} steps a launch")
+    core.reconfigure(with_knob(core.config, "steps_per_launch", 1))
+
+
+ITEMS = {
+    "batch1": batch1, "batch8": batch8, "tracing": tracing, "graphs": graphs, "gaps": gaps, "launches": launches, "host": host, "overhead": overhead,
+}  # fmt: skip
 
 if __name__ == "__main__":
     raise SystemExit(main("engine", ITEMS, lambda args: device_name(torch.device(settle_source(ModelSource(device=args.device)).device))))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ import torch
 from engine.pages import PagePool
 from engine.plan import StepPlan
 from engine.sequence import Sequence
+from engine.steady import SteadyPlan
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,55 @@ class HostBatch:
         return int(np.diff(self.cu_seqlens).min()) if len(self.cu_seqlens) > 1 else 0
 
 
+class SteadyHost:
+    """The HostBatch of a SteadyPlan. Each array is made when it is asked for: a graph that goes on where it was needs few.
+
+    Args:
+        members, ahead, new_pages: the plan's; with them a reader knows what has changed since the step before.
+    """
+
+    num_tokens: int
+    max_query_len = min_query_len = 1
+
+    def __init__(self, plan: SteadyPlan, page_size: int) -> None:
+        self._plan, self._page_size = plan, page_size
+        self.members, self.ahead, self.new_pages = plan.members, plan.ahead, plan.new_pages
+        self.num_tokens = len(plan.members)
+        self.rows = plan.members.rows
+        self.copies, self.logits_rows, self.cu_seqlens = _shape_of(self.num_tokens)
+
+    @cached_property
+    def token_ids(self) -> np.ndarray:
+        return np.zeros(self.num_tokens, np.int64) if self._plan.known is None else self._plan.known[0]
+
+    @cached_property
+    def from_row(self) -> np.ndarray:
+        return np.ones(self.num_tokens, bool) if self._plan.known is None else self._plan.known[1]
+
+    @cached_property
+    def positions(self) -> np.ndarray:
+        return self.members.starts + self.ahead
+
+    @cached_property
+    def slot_mapping(self) -> np.ndarray:
+        index, offset = np.divmod(self.positions, self._page_size)
+        return self._plan.table[self.logits_rows, index].astype(np.int64) * self._page_size + offset
+
+    @cached_property
+    def seq_lens(self) -> np.ndarray:
+        return (self.positions + 1).astype(np.int32)
+
+    @cached_property
+    def block_table(self) -> np.ndarray:
+        return self._plan.table[:, : self._plan.width].copy()
+
+
+@lru_cache(maxsize=512)
+def _shape_of(n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(copies, logits_rows, cu_seqlens) of n sequences with one token each. Read only by custom: torch takes them as they are."""
+    return np.zeros((0, 2), np.int64), np.arange(n, dtype=np.int64), np.arange(n + 1, dtype=np.int32)
+
+
 @dataclass(frozen=True)
 class Batch:
     """The device half: the same arrays as tensors, plus the numbers that launches need on the host."""
@@ -74,8 +125,10 @@ class Batch:
     attention_plan: object | None = None  # the attention variant's own, made once a step
 
 
-def build_host(plan: StepPlan, sequences: Mapping[int, Sequence], pool: PagePool) -> HostBatch:
+def build_host(plan: StepPlan | SteadyPlan, sequences: Mapping[int, Sequence], pool: PagePool) -> HostBatch | SteadyHost:
     """The numpy half of a plan. Reads tokens and block tables as they are right after schedule()."""
+    if isinstance(plan, SteadyPlan):
+        return SteadyHost(plan, pool.page_size)
     works = plan.works
     starts = np.array([w.start for w in works], np.int64)
     counts = np.array([w.num_tokens for w in works], np.int64)

@@ -107,10 +107,14 @@ class RunnerConfig:
     Args:
         cuda_graphs: decode steps replay a captured graph where there is one.
         fused: the model's operations are joined into fewer kernels (Triton only).
+        steps_per_launch: decode steps that go to the device at once while nothing but the tokens changes; it stops rows by
+            itself that draw a stop id. A stop string is found when the tokens are back, and what came after it is dropped.
+            A probe, pause, single step and pace take one.
     """
 
     cuda_graphs: bool = True
     fused: bool = True
+    steps_per_launch: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +165,7 @@ def resolve(config: EngineConfig, model: ModelConfig, *, has_cuda: bool, free_by
     _need(scheduler.max_num_seqs >= 1, "max_num_seqs", "at least 1", scheduler.max_num_seqs)
     _need(scheduler.max_num_batched_tokens >= 1, "max_num_batched_tokens", "at least 1", scheduler.max_num_batched_tokens)
     _need(scheduler.run_ahead in (0, 1), "run_ahead", "0 or 1", scheduler.run_ahead)
+    _need(1 <= config.runner.steps_per_launch <= 8, "steps_per_launch", "1 to 8", config.runner.steps_per_launch)
     _need(0 <= config.top_logprobs <= 5, "top_logprobs", "0 to 5", config.top_logprobs)
     length = min(config.max_model_len or model.max_position_embeddings, model.max_position_embeddings)
     _need(length >= 2, "max_model_len", "at least 2", length)
@@ -235,6 +240,7 @@ KNOBS: dict[str, Knob] = {
     "num_pages": Knob("cache", int, Cost.FLUSH, low=1, high=2**20),
     "cuda_graphs": Knob("runner", bool, Cost.NOTHING),
     "fused": Knob("runner", bool, Cost.NOTHING, scope=Scope.ENGINE),
+    "steps_per_launch": Knob("runner", int, Cost.NOTHING, low=1, high=8),
 }
 
 

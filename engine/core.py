@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -26,18 +26,23 @@ from engine.request import FinishReason, Request, SamplingParams, letters
 from engine.rooms import Housing, Room
 from engine.rows import RowSlots
 from engine.runner import ModelRunner, PendingStep
-from engine.sampler import SampleRows, uniform
+from engine.sampler import SampleRows, SteadyRows, uniform
 from engine.sequence import Sequence, TextStream
+from engine.steady import SteadyPlan
 from engine.trace import SequenceInfo, TensorSample
 
 
 @dataclass
 class _Launched:
-    """A step between launch and settlement, with the clocks so far."""
+    """A step between launch and settlement, with the clocks so far: of a launch of several, the first has them all.
 
-    plan: StepPlan
+    `start_us` None: when the step before has been settled. `launch_id`: of the first step of the launch.
+    """
+
+    plan: StepPlan | SteadyPlan
     pending: PendingStep
-    start_us: int
+    launch_id: int
+    start_us: int | None
     schedule_us: int
     build_us: int
     run_us: int
@@ -69,6 +74,7 @@ class EngineCore:
         self._next_request = 1
         self._turn = 0
         self._facts: list[object] = []
+        self._steady_rows: dict[str, SteadyRows] = {}  # of each room's newest cohort
         self.interpreter = Interpreter()
         self.peer: Callable[[], object] | None = None  # makes another implementation of the same model (engine/peer.py)
         self.open_room("main")
@@ -183,19 +189,21 @@ class EngineCore:
         wanted = any(room.config.runner.cuda_graphs for room in self.rooms.values())
         return wanted and self.runner.graphs is not None and bool(self.runner.graphs.missing)
 
-    def step(self, room: str | None = None, probe=NO_PROBE) -> Record | None:
-        """One step of a room (None: whose turn it is). None if nobody has work or nothing settled yet."""
+    def step(self, room: str | None = None, probe=NO_PROBE, alone: bool = False) -> Record | None:
+        """One step of a room (None: whose turn it is). None if nobody has work or nothing settled yet. What is launched is one
+        step where it is to be `alone`, else as many as the room's steps_per_launch says and the next calls settle."""
         home = self._next_room() if room is None else self.housing.get(room)
         if home is None or not home.has_work:
             return None
         home.last_turn = self._turn = self._turn + 1
         began = home.clock.began = time.perf_counter()
-        launched = self._launch(home, probe)
-        if isinstance(launched, _Launched):
-            home.flying.append(launched)
-        record = launched if isinstance(launched, Record) else None
-        too_many = len(home.flying) > home.config.scheduler.run_ahead
-        if home.flying and (launched is None or too_many or not launched.plan.works):
+        ahead, record, launched = home.config.scheduler.run_ahead, None, []
+        if home.num_launches <= ahead:
+            launched = self._launch(home, probe, 1 if alone else home.config.runner.steps_per_launch)
+            if isinstance(launched, Record):
+                record, launched = launched, []
+            home.flying.extend(launched)
+        if home.flying and (not launched or home.num_launches > ahead or launched[0].plan.is_empty):
             record = self._settle(home, home.flying.popleft())
         home.clock.busy_us += int((time.perf_counter() - began) * 1e6)
         home.clock.began = None
@@ -211,27 +219,50 @@ class EngineCore:
         result = StepResult(plan.step_id, ())
         return self._record(home, plan, result, home.scheduler.commit(plan, result), Clocks(home.clock.busy_us, 0, 0, 0, 0, 0), ())
 
-    def _launch(self, room: Room, probe) -> _Launched | Record | None:
-        """Schedule, build, run. None: nothing can be planned until a step in flight settles. A Record: it failed."""
+    def _launch(self, room: Room, probe, num_steps: int) -> list[_Launched] | Record:
+        """Schedule, build, run, up to `num_steps` steps. []: nothing can be planned until a step in flight settles. A Record: it
+        failed."""
         clock = _Stopwatch()
         plan = room.scheduler.schedule()
-        if room.flying and not plan.works and not plan.preempted:
+        if room.flying and plan.is_empty and not plan.preempted:
             room.scheduler.withdraw(plan)
-            return None
+            return []
         if not probe.wants(plan):
             probe = NO_PROBE
         if probe.active:
             probe.step_id = plan.step_id
+        plans = [plan, *self._repeats(room, plan, 0 if probe.active else num_steps - 1)]
+        launched: list[_Launched] = []
         try:
             schedule_us = clock.lap()
-            host = build_host(plan, room.scheduler.sequences, room.scheduler.pool)
-            rows = self._sample_rows(plan, host, room.scheduler.sequences)
-            build_us = clock.lap()
-            pending = self.runner.run(plan.step_id, host, rows, probe, room.config.runner.cuda_graphs)
-            return _Launched(plan, pending, room.clock.busy_us, schedule_us, build_us, clock.lap(), probe)
+            hosts = [build_host(each, room.scheduler.sequences, room.scheduler.pool) for each in plans]
+            rows = [self._sample_rows(each, host, room.scheduler.sequences) for each, host in zip(plans, hosts, strict=True)]
+            build_us, begun = clock.lap(), room.clock.busy_us
+            for each, pending in zip(plans, self._run(room, plans, hosts, rows, probe), strict=True):
+                launched.append(_Launched(each, pending, plan.step_id, None, 0, 0, 0, probe))
+            first = launched[0]
+            first.start_us, first.schedule_us, first.build_us, first.run_us = begun, schedule_us, build_us, clock.lap()
+            return launched
         except Exception as error:
+            room.flying.extend(launched)
             self._settle_all(room)  # steps launched earlier are sound
-            return self._fail(room, [plan], error)
+            return self._fail(room, plans[len(launched) :], error)
+
+    def _repeats(self, room: Room, plan: StepPlan | SteadyPlan, most: int) -> Iterator[SteadyPlan]:
+        """More steps like a plan in which nothing but the tokens changed."""
+        if isinstance(plan, SteadyPlan):
+            for _ in range(most):
+                again = room.scheduler.repeat()
+                if again is None:
+                    return
+                yield again
+
+    def _run(self, room: Room, plans: list, hosts: list, rows: list[SampleRows], probe) -> Iterable[PendingStep]:
+        graphs = room.config.runner.cuda_graphs
+        if len(plans) > 1 and self.runner.graphs is not None:
+            return self.runner.run_several([plan.step_id for plan in plans], hosts, rows, graphs)
+        each = zip(plans, hosts, rows, strict=True)
+        return (self.runner.run(plan.step_id, host, drawn, probe, graphs) for plan, host, drawn in each)
 
     def _settle_all(self, room: Room) -> None:
         while room.flying:
@@ -249,9 +280,12 @@ class EngineCore:
             broken = [launched.plan, *(later.plan for later in room.flying)]
             room.flying.clear()
             return self._fail(room, broken, error)
-        clocks = Clocks(launched.start_us, launched.schedule_us, launched.build_us, launched.run_us, settle_us, clock.lap(), settle_at)
+        start_us = room.clock.busy_us if launched.start_us is None else launched.start_us
+        clocks = Clocks(start_us, launched.schedule_us, launched.build_us, launched.run_us, settle_us, clock.lap(), settle_at)
         samples = tuple(TensorSample(launched.plan.step_id, n, layer, a) for (n, layer), a in kept.items())
-        return self._record(room, launched.plan, result, committed, clocks, samples, probed=launched.probe.active)
+        return self._record(
+            room, launched.plan, result, committed, clocks, samples, probed=launched.probe.active, launch_id=launched.launch_id
+        )
 
     def _fail(self, room: Room, broken: list[StepPlan], error: Exception) -> Record:
         """Steps that raised, or were planned on one that did, are void; their requests end with a sentence."""
@@ -265,14 +299,14 @@ class EngineCore:
 
     def _record(
         self, room: Room, plan: StepPlan, result: StepResult, committed: Committed, clocks: Clocks,
-        samples: tuple[TensorSample, ...], error: StepError | None = None, probed: bool = False,
+        samples: tuple[TensorSample, ...], error: StepError | None = None, probed: bool = False, launch_id: int | None = None,
     ) -> Record:  # fmt: skip
         clock, pool = _Stopwatch(), room.scheduler.pool
         events = pool.take_events()
         num_events = room.num_events = room.num_events + len(events)
         keyframe = (num_events, pool.snapshot_events()) if plan.step_id % KEYFRAME_EVERY == 0 else None
         record = Record(
-            plan, result, committed, clocks, events, num_events, room.config_index, keyframe, samples, error, probed, clock.lap()
+            plan, result, committed, clocks, events, num_events, room.config_index, keyframe, samples, error, probed, launch_id, clock.lap()
         )  # fmt: skip
         if self.config.tracing:
             room.recorder.append(record)
@@ -286,7 +320,12 @@ class EngineCore:
     def _next_room(self) -> Room | None:
         return next((self.rooms[name] for name in self.rooms_in_turn() if self.rooms[name].has_work), None)
 
-    def _sample_rows(self, plan: StepPlan, host: HostBatch, sequences: dict[int, Sequence]) -> SampleRows:
+    def _sample_rows(self, plan: StepPlan | SteadyPlan, host: HostBatch, sequences: dict[int, Sequence]) -> SampleRows:
+        if isinstance(plan, SteadyPlan):
+            kept = self._steady_rows.get(plan.room)
+            if kept is None or kept.members is not plan.members:
+                kept = self._steady_rows[plan.room] = SteadyRows(plan.members)
+            return kept.at(plan)
         seq_ids, slots, params, uniforms = [], [], [], []
         for work in plan.works:
             for seq_id in work.sample_seq_ids:

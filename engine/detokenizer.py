@@ -14,12 +14,18 @@ matter how many tokens a step brings.
 
 Rejected: `tokenizers.DecodeStream` primed with the prompt (repeats the prompt when it ends inside a character), and
 decoding a sliding window (loses the blank of a first piece).
+
+Most tokens say the same wherever they stand: whole characters, after whole characters. For them a `Vocabulary` knows the
+text, and many are spelled at once without their sequences (engine/steady.py says when).
 """
 
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+
+import numpy as np
 
 from engine.tokenizer import TextTokenizer, token_bytes
 
@@ -35,6 +41,7 @@ class Detokenizer:
     def __init__(self, tokenizer: TextTokenizer, prompt_ids: Sequence[int] = (), stop: Iterable[str] = ()) -> None:
         self.tokenizer = tokenizer
         self.stopped = False
+        self.vocabulary = vocabulary_of(tokenizer)
         self._stream = _STREAMS[tokenizer.decoding.kind](tokenizer)
         self._shown: list[str] = []
         self._special = tokenizer.special_ids
@@ -64,11 +71,86 @@ class Detokenizer:
         return text
 
     @property
+    def is_plain(self) -> bool:
+        """The next token's text, where `vocabulary` has one, depends on nothing that came before, and nothing will depend
+        on it: it need not be pushed."""
+        return self._stops is None and self.vocabulary is not None and self._stream.is_clean
+
+    @property
     def text(self) -> str:
-        """Everything shown so far."""
+        """Everything shown so far that was pushed."""
         if len(self._shown) > 1:
             self._shown = ["".join(self._shown)]
         return self._shown[0] if self._shown else ""
+
+
+class Vocabulary:
+    """Which tokens always say the same, and what. Learns a token when it is first met.
+
+    Args:
+        spell: id -> the text that it always has, None if that depends on its neighbours.
+    """
+
+    def __init__(self, size: int, spell: Callable[[int], str | None]) -> None:
+        self._spell = spell
+        self._kinds = np.zeros(size, np.int8)  # 0: not met yet, 1: plain, 2: not
+        self._texts: dict[int, str] = {}
+        self._bytes: dict[int, bytes] = {}
+        self._lengths = np.zeros(size, np.int64)
+
+    def are_plain(self, token_ids: np.ndarray) -> np.ndarray:
+        """bool, of the ids' shape."""
+        if len(token_ids) and token_ids.max() >= len(self._kinds):  # a model's head may be larger than the vocabulary
+            more = int(token_ids.max()) + 1 - len(self._kinds)
+            self._kinds, self._lengths = (np.pad(part, (0, more)) for part in (self._kinds, self._lengths))
+        kinds = self._kinds[token_ids]
+        if not kinds.all():
+            self._learn(np.unique(token_ids[kinds == 0]).tolist())
+            kinds = self._kinds[token_ids]
+        return kinds == 1
+
+    def text(self, token_id: int) -> str:
+        """Of a plain token."""
+        return self._texts[token_id]
+
+    def spell(self, token_ids: np.ndarray) -> tuple[bytes, np.ndarray]:
+        """(UTF-8 of plain tokens [m], one after the other; bytes of each: int64 [m])."""
+        return b"".join(map(self._bytes.__getitem__, token_ids.tolist())), self._lengths[token_ids]
+
+    def _learn(self, token_ids: list[int]) -> None:
+        for token_id in token_ids:
+            text = self._spell(token_id)
+            self._kinds[token_id] = 2 if text is None else 1
+            if text is not None:
+                self._texts[token_id], self._bytes[token_id] = text, text.encode("utf-8", "replace")
+                self._lengths[token_id] = len(self._bytes[token_id])
+
+
+@lru_cache(maxsize=8)
+def vocabulary_of(tokenizer: TextTokenizer) -> Vocabulary | None:
+    """None where a token's text is only known from the whole."""
+    spell = {"bytes": _plain_bytes, "pieces": _plain_piece}.get(tokenizer.decoding.kind)
+    if spell is None:
+        return None
+
+    def text(token_id: int) -> str | None:
+        return "" if token_id in tokenizer.special_ids else spell(tokenizer, token_id)
+
+    return Vocabulary(tokenizer.vocab_size, text)
+
+
+def _plain_bytes(tokenizer: TextTokenizer, token_id: int) -> str | None:
+    try:
+        return tokenizer.bytes_of(token_id).decode("utf-8")
+    except UnicodeDecodeError:
+        return None
+
+
+def _plain_piece(tokenizer: TextTokenizer, token_id: int) -> str | None:
+    token = tokenizer.token(token_id)
+    if token is None:
+        return ""
+    return token.replace(tokenizer.decoding.mark, " ") if token_bytes(token, tokenizer.decoding) is None else None
 
 
 class StopMatcher:
@@ -150,6 +232,11 @@ class ByteStream:
         self.decoder.decode(tail)
         self.owed = self.decoder.getstate()[0].decode("utf-8", "replace")
 
+    @property
+    def is_clean(self) -> bool:
+        """No character is begun, the prompt's included."""
+        return not self.owed and not self.decoder.getstate()[0]
+
     def feed(self, token_id: int) -> str:
         return self._settle(self.decoder.decode(self.tokenizer.bytes_of(token_id)))
 
@@ -178,6 +265,11 @@ class PieceStream:
             if token_id not in self.tokenizer.special_ids:
                 self.feed(token_id)
         self.prompt_bytes = len(self.run)
+
+    @property
+    def is_clean(self) -> bool:
+        """No run of byte tokens is begun, and the rules of the text's beginning are behind."""
+        return not self.run and not self.strip and not self.first
 
     def feed(self, token_id: int) -> str:
         token = self.tokenizer.token(token_id)
@@ -228,6 +320,8 @@ def _shown_run(run: bytes, count: int) -> str:
 
 class WholeStream:
     """For decoders of other kinds: decode everything again, and show what can no longer change."""
+
+    is_clean = False
 
     def __init__(self, tokenizer: TextTokenizer) -> None:
         self.tokenizer = tokenizer

@@ -8,6 +8,9 @@ by row slot. Sampling, log-probabilities and the newest token of each row are in
 Sizes are captured between steps (`capture_next`); until then, and for steps that do not fit, the runner runs eagerly
 with the same kernels. Knows no requests; does not decide when a step may use a graph beyond its shape.
 
+Several steps of a cohort (engine/steady.py) may go in one launch: between two replays a second, tiny graph (`advance`) moves
+positions, slots and lengths on, and stops rows that drew a stop id or their last token: they write nothing more.
+
 A recorder (cuda_recorder) makes a replay of a function; `again` is one that just runs it, so that padding, packing and
 table changes are tested on a CPU. Rejected: a graph for each exact batch size (capture time and memory for nothing), copying whole
 block tables every step (0.5 MB at 256 sequences).
@@ -15,18 +18,20 @@ block tables every step (0.5 MB at 256 sequences).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import torch
 
-from engine.batch import Batch, HostBatch
+from engine.batch import Batch, HostBatch, SteadyHost
 from engine.errors import reason_of
 from engine.sampler import SampleRows
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)
+MOST_STEPS = 8  # of a launch
+STOPS = 4  # stop ids that the device knows of a row; the host knows all
 IN_FLIGHT = 3  # host buffers of a graph's inputs: one being filled, two whose copies may not have happened yet
 
 
@@ -44,6 +49,8 @@ def layout(size: int, changes: int) -> tuple[tuple[Field, ...], int]:
     """The inbox of a batch size and its length in bytes; wide types first, so that each begins aligned."""
     wanted = [(name, np.dtype(np.int64), size) for name in ("token_ids", "from_row", "positions", "slot_mapping", "rows")]
     wanted += [(name, np.dtype(np.int64), changes) for name in ("change_at", "change_to")]
+    wanted += [("stops", np.dtype(np.int64), size * STOPS), ("left", np.dtype(np.int64), size), ("tick", np.dtype(np.int64), 1)]
+    wanted += [("later", np.dtype(np.float64), size * (MOST_STEPS - 1))]  # uniforms of the steps after the first
     wanted += [("uniform", np.dtype(np.float64), size), ("seq_lens", np.dtype(np.int32), size)]
     wanted += [("temperature", np.dtype(np.float32), size), ("top_k", np.dtype(np.int32), size), ("top_p", np.dtype(np.float32), size)]
     fields, at = [], 0
@@ -111,6 +118,10 @@ class Tables:
         self._known[rows[at], column] = tables[at, column]
         return rows[at] * self.width + column, tables[at, column].astype(np.int64)
 
+    def note(self, at: np.ndarray, to: np.ndarray) -> None:
+        """These entries (flat index, page) are sent by somebody else."""
+        self._known.reshape(-1)[at] = to
+
     def forget(self) -> None:
         """Nothing is known of what the device has: every entry differs."""
         self._known.fill(-1)
@@ -132,6 +143,8 @@ class _Graph:
     inbox: Inbox
     replay: Callable[[], object]
     step: Callable[[], torch.Tensor]  # keeps alive what the captured launches read
+    advance: Callable[[], object] | None = None
+    keep: Callable | None = None
     packed: torch.Tensor | None = None
 
 
@@ -144,12 +157,17 @@ class DecodeGraphs:
         width: pages of the longest sequence.
         largest: most sequences of a step.
         record: captures a function, (function) -> replay.
+        page_size: tokens a page.
     """
 
     def __init__(
         self, forward: Forward, device: torch.device, rows: int, width: int, largest: int,
-        record: Callable[[Callable], Callable[[], object]],
+        record: Callable[[Callable], Callable[[], object]], page_size: int = 16,
     ) -> None:  # fmt: skip
+        self._page_size = page_size
+        self._seen: tuple[object, int] = (None, 0)  # members and step of the cohort whose tables the device has
+        self.last_token: torch.Tensor | None = None  # int64 [row slots]; with it, launches of several steps are captured too
+        self.checks = False  # compare what the device moved on with what the host says (waits for it)
         self._forward, self._device, self._record = forward, device, record
         self.tables = Tables(rows, width, device)
         self._rows = rows
@@ -179,25 +197,40 @@ class DecodeGraphs:
             return None
         return size
 
-    def size_for(self, host: HostBatch) -> int | None:
+    def size_for(self, host: HostBatch | SteadyHost) -> int | None:
         """The captured size for a step; None if it is no decode step or none is large enough."""
         n = len(host.rows)
         if n == 0 or host.num_tokens != n or len(host.logits_rows) != n or int(host.rows.max()) >= self._rows:
             return None
         return next((size for size in self.sizes if size >= n), None)
 
-    def run(self, size: int, host: HostBatch, rows: SampleRows) -> torch.Tensor:
+    def run(self, size: int, host: HostBatch | SteadyHost, rows: SampleRows) -> torch.Tensor:
         """One step on the device: its packed results [n, columns], until the next replay. Whoever wants them later copies them
         on the same stream: other rooms' steps may be launched before this one is settled."""
+        (packed,) = self.run_several(size, [host], [rows])
+        return packed
+
+    def run_several(self, size: int, hosts: list[HostBatch | SteadyHost], rows: list[SampleRows]) -> Iterator[torch.Tensor]:
+        """As run(), for steps of one cohort, the first of which decides who takes part: rows of those who are no longer members
+        stay, and say nothing. Each result is to be copied before the next is asked for."""
         try:
-            return self._run(size, host, rows)
+            self._send(size, hosts, rows)
+            graph = self._graphs[size]
+            for step, host in enumerate(hosts):
+                if step:
+                    graph.advance()
+                    if self.checks:
+                        self._check(graph, hosts[0], host)
+                graph.replay()
+                yield graph.packed[: len(hosts[0].rows)]
         except Exception:
             self.tables.forget()  # what was counted as sent may not have been
+            self._seen = (None, 0)
             raise
 
-    def _run(self, size: int, host: HostBatch, rows: SampleRows) -> torch.Tensor:
-        graph, n = self._graphs[size], len(host.rows)
-        at, to = self.tables.changes(host.rows, host.block_table)
+    def _send(self, size: int, hosts: list[HostBatch | SteadyHost], rows: list[SampleRows]) -> None:
+        graph, host, n = self._graphs[size], hosts[0], len(hosts[0].rows)
+        at, to = self._changes(hosts)
         if len(at) > 2 * size:
             self.tables.write(at, to)
             at, to = at[:0], to[:0]
@@ -207,13 +240,42 @@ class DecodeGraphs:
             box[name][n:] = -1 if name == "slot_mapping" else 0
         box["change_at"][: len(at)], box["change_at"][len(at) :] = at, 0  # entry 0 belongs to row slot 0, which nobody reads
         box["change_to"][: len(to)], box["change_to"][len(to) :] = to, 0
-        if not (rows.all_greedy and graph.inbox.is_greedy):
-            for name, values, neutral in sampling_arrays(rows):
+        if not (rows[0].all_greedy and graph.inbox.is_greedy):
+            for name, values, neutral in sampling_arrays(rows[0]):
                 box[name][:n], box[name][n:] = values, neutral
-            graph.inbox.is_greedy = rows.all_greedy
+            graph.inbox.is_greedy = rows[0].all_greedy
+        if len(hosts) > 1:
+            _fill_later(box, size, hosts, rows)
         graph.inbox.send()
-        graph.replay()
-        return graph.packed[:n]
+
+    def _changes(self, hosts: list[HostBatch | SteadyHost]) -> tuple[np.ndarray, np.ndarray]:
+        """(flat index, page) of what the device's tables lack. A cohort that goes on where it was knows it."""
+        found = []
+        for host in hosts:
+            if not isinstance(host, SteadyHost):
+                self._seen = (None, 0)
+                return self.tables.changes(host.rows, host.block_table)
+            if self._seen != (host.members, host.ahead - 1) and not found:
+                found.append(self.tables.changes(host.rows, host.block_table))
+            elif host.new_pages is not None:
+                places, columns, pages = host.new_pages
+                at = host.rows[places] * self.tables.width + columns
+                self.tables.note(at, pages)
+                found.append((at, pages.astype(np.int64)))
+            self._seen = (host.members, host.ahead)
+        if len(found) == 1:
+            return found[0]
+        none = np.zeros(0, np.int64)
+        return tuple(np.concatenate([none, *(part[i] for part in found)]) for i in (0, 1))
+
+    def _check(self, graph: _Graph, first: SteadyHost, host: SteadyHost) -> None:
+        """Raises AssertionError unless every row that the device still runs is where the host says."""
+        box = {name: graph.inbox.device[name].cpu().numpy() for name in ("positions", "slot_mapping", "seq_lens")}
+        of = np.flatnonzero(np.isin(first.members.seq_ids, host.members.seq_ids))
+        runs = box["seq_lens"][of] > 0
+        assert not np.delete(box["seq_lens"], of).any(), "the device runs a row that has ended"
+        for name in box:
+            assert (box[name][of][runs] == getattr(host, name)[runs]).all(), f"{name}: the device says otherwise than the host"
 
     def replay_us(self, size: int, times: int = 30) -> list[float]:
         """Microseconds of replays of a captured size with the numbers of its last step. Waits for the device; CUDA only."""
@@ -255,7 +317,48 @@ class DecodeGraphs:
             graph.packed = step()
 
         graph.replay = self._record(keep)
+
+        def advance() -> None:
+            advance_inbox(box, self.last_token, self.tables.device, self._page_size)
+
+        if self.last_token is not None:
+            advance()
+            graph.advance = self._record(advance)
+            graph.keep = advance
         return graph
+
+
+def advance_inbox(box: dict[str, torch.Tensor], last_token: torch.Tensor, tables: torch.Tensor, page_size: int) -> None:
+    """In place: what the next step of the same rows reads. Nothing in it asks the host.
+
+    A row goes on unless its newest token is one of its stops or was its last: then it has no keys and no slot, as padding.
+    """
+    size = len(box["rows"])
+    newest = last_token.index_select(0, box["rows"])
+    stopped = (box["stops"].view(size, STOPS) == newest[:, None]).any(dim=1)
+    box["left"].sub_(1)
+    runs = (box["seq_lens"] > 0) & (box["left"] > 0) & ~stopped
+    box["positions"].add_(1)
+    page = tables.index_select(0, box["rows"]).gather(1, (box["positions"] // page_size).clamp_(max=tables.shape[1] - 1)[:, None])[:, 0]
+    box["slot_mapping"].copy_(torch.where(runs, page.long() * page_size + box["positions"] % page_size, -1))
+    box["seq_lens"].copy_(torch.where(runs, box["seq_lens"] + 1, 0))
+    box["from_row"].fill_(1)
+    box["uniform"].copy_(box["later"].view(MOST_STEPS - 1, size).index_select(0, box["tick"])[0])
+    box["tick"].add_(1).clamp_(max=MOST_STEPS - 2)
+
+
+def _fill_later(box: dict[str, np.ndarray], size: int, hosts: list[SteadyHost], rows: list[SampleRows]) -> None:
+    """What advance_inbox reads of the steps after the first."""
+    first, n = hosts[0].members, len(hosts[0].rows)
+    box["stops"].reshape(size, STOPS)[:n] = first.stops[:, :STOPS]
+    box["stops"].reshape(size, STOPS)[n:] = -1
+    box["left"][:n] = sum(np.isin(first.seq_ids, host.members.seq_ids) for host in hosts)
+    box["left"][n:] = 0
+    box["tick"][0] = 0
+    if not rows[0].all_greedy:
+        later = box["later"].reshape(MOST_STEPS - 1, size)
+        for step, (host, drawn) in enumerate(zip(hosts[1:], rows[1:], strict=True)):
+            later[step, :n][np.isin(first.seq_ids, host.members.seq_ids)] = drawn.uniforms
 
 
 def decode_host(size: int) -> HostBatch:

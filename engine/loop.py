@@ -108,7 +108,8 @@ class Loop:
             return
         pace = self._paces[room]
         probe = self._job.probe_for(room) if self._job is not None else None
-        record = self.core.step(room) if probe is None else self.core.step(room, probe)
+        alone = pace.paused or bool(pace.steps_per_s)
+        record = self.core.step(room, alone=alone) if probe is None else self.core.step(room, probe, alone)
         if pace.paused:
             pace.credit -= 1
         if pace.steps_per_s:

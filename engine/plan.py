@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 from typing import NamedTuple
+
+import numpy as np
 
 from engine.request import FinishReason
 
@@ -100,6 +103,11 @@ class StepPlan:
     def num_tokens(self) -> int:
         return sum(w.num_tokens for w in self.works)
 
+    @property
+    def is_empty(self) -> bool:
+        """Nobody computes anything."""
+        return not self.works
+
 
 class Sampled(NamedTuple):
     """One token that the device returned. Log-probabilities are of the raw logits (temperature 1)."""
@@ -111,17 +119,51 @@ class Sampled(NamedTuple):
     top_logprobs: tuple[float, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a settled step returned, in plan order. `graph_size`: of the CUDA graph that ran it, 0: none did. `gpu_us`: between
-    two events in the device's stream, before its first and behind its last operation (a GPU that waits for launches in
-    between counts); `sample_us`: choosing tokens, where a host clock can see it apart (a CPU). 0: no such clock."""
+    """What a settled step returned, in plan order: made from tokens, or (`of_values`) from the array that the device
+    returned; the other form is made when somebody looks. Never changes.
 
-    step_id: int
-    sampled: tuple[Sampled, ...]
-    graph_size: int = 0
-    gpu_us: int = 0
-    sample_us: int = 0
+    `graph_size`: of the CUDA graph that ran it, 0: none did. `gpu_us`: between two events in the device's stream, before its
+    first and behind its last operation (a GPU that waits for launches in between counts); `sample_us`: choosing tokens, where
+    a host clock can see it apart (a CPU). 0: no such clock."""
+
+    def __init__(self, step_id: int, sampled: tuple[Sampled, ...], graph_size: int = 0, gpu_us: int = 0, sample_us: int = 0) -> None:
+        self.step_id, self.graph_size, self.gpu_us, self.sample_us = step_id, graph_size, gpu_us, sample_us
+        self.sampled = sampled
+
+    @classmethod
+    def of_values(
+        cls, step_id: int, seq_ids: tuple[int, ...], values: np.ndarray, graph_size: int = 0, gpu_us: int = 0, sample_us: int = 0
+    ) -> StepResult:
+        """`values` float64 [s, 2 + 2 * width]: token, logprob, top ids, top log-probabilities; or [s, 1]: the token alone."""
+        made = cls.__new__(cls)
+        made.step_id, made.graph_size, made.gpu_us, made.sample_us = step_id, graph_size, gpu_us, sample_us
+        made.seq_ids, made.values = seq_ids, values
+        return made
+
+    @cached_property
+    def sampled(self) -> tuple[Sampled, ...]:
+        width = (self.values.shape[1] - 2) // 2
+        found = []
+        for seq_id, (token, *rest) in zip(self.seq_ids, self.values.tolist(), strict=True):
+            logprob, *tops = rest or (0.0,)
+            found.append(Sampled(seq_id, int(token), logprob, tuple(map(int, tops[:width])), tuple(tops[width:])))
+        return tuple(found)
+
+    @cached_property
+    def seq_ids(self) -> tuple[int, ...]:
+        return tuple(s.seq_id for s in self.sampled)
+
+    @cached_property
+    def values(self) -> np.ndarray:
+        """As for of_values(); every token has as many alternatives."""
+        return np.array([(s.token_id, s.logprob, *s.top_ids, *s.top_logprobs) for s in self.sampled], np.float64, ndmin=2)
+
+    @cached_property
+    def tokens(self) -> np.ndarray:
+        """int64 [s]."""
+        made = self.__dict__.get("sampled")
+        return self.values[:, 0].astype(np.int64) if made is None else np.array([s.token_id for s in made], np.int64)
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,13 +120,24 @@ class Watch:
         self._replace(scheduler, "commit", committed)
 
     def runner(self, runner: ModelRunner, operations: bool = False) -> None:
-        run, make_parts = runner.run, getattr(runner, "_parts", None)
+        run, run_several, make_parts = runner.run, getattr(runner, "run_several", None), getattr(runner, "_parts", None)
 
         def launched(*args, **kwargs):
             with self.within("launch"):
                 return _Settles(run(*args, **kwargs), self)
 
+        def launched_together(*args, **kwargs):
+            steps = run_several(*args, **kwargs)
+            while True:
+                with self.within("launch"):
+                    pending = next(steps, None)
+                if pending is None:
+                    return
+                yield _Settles(pending, self)
+
         self._replace(runner, "run", launched)
+        if run_several is not None:
+            self._replace(runner, "run_several", launched_together)
         if operations and make_parts is not None:
             self._replace(runner, "_parts", lambda host, probe: named_parts(make_parts(host, probe), self.call))
 
@@ -135,13 +146,13 @@ class Watch:
         self.runner(core.runner, operations)
         step = core.step
 
-        def stepped(room: str | None = None, probe=NO_PROBE):
+        def stepped(room: str | None = None, probe=NO_PROBE, alone: bool = False):
             for each in core.rooms.values():
                 self.room(each)
             self._end_build()
             self.sink.begin("step")
             try:
-                return step(room, probe)
+                return step(room, probe, alone)
             finally:
                 self._end_build()
                 self.sink.end()

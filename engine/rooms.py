@@ -57,6 +57,11 @@ class Room:
     num_events: int = 0
 
     @property
+    def num_launches(self) -> int:
+        """Launches of which a step has not settled."""
+        return len({step.launch_id for step in self.flying}) if len(self.flying) > 1 else len(self.flying)
+
+    @property
     def has_work(self) -> bool:
         return bool(self.flying) or self.scheduler.has_work
 

@@ -6,23 +6,23 @@ done by the time run() returns, and settle() is a formality; the callers cannot 
 
 from __future__ import annotations
 
-import math
 import os
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 from engine.attention.full import FullAttention, bytes_per_token
-from engine.batch import Batch, HostBatch, to_device
+from engine.batch import Batch, HostBatch, SteadyHost, to_device
 from engine.cache import KVLayout, full_layout
 from engine.config import EngineConfig, ModelConfig
 from engine.errors import EngineError
 from engine.graphs import DecodeGraphs, cuda_recorder, sampling_arrays
 from engine.models.base import Model
 from engine.ops import Ops
-from engine.plan import Sampled, StepResult
+from engine.plan import StepResult
 from engine.probe import NO_PROBE, Parts
 from engine.sampler import SampleRows, describe, sample
 
@@ -62,6 +62,7 @@ class PendingStep:
     graph_size: int = 0
     began: torch.cuda.Event | None = None
     sample_us: int = 0
+    of: np.ndarray | None = None  # int64: whose rows of `returned` are meant, where not all are
 
     def settle(self) -> StepResult:
         """Wait for the device and unpack."""
@@ -69,15 +70,11 @@ class PendingStep:
             return StepResult(self.step_id, (), self.graph_size)
         if self.done is not None:
             self.done.synchronize()
-        sampled = []
-        width = (self.returned.shape[1] - 2) // 2
-        for seq_id, (token, *rest) in zip(self.seq_ids, self.returned.tolist(), strict=True):
-            logprob, *tops = rest or (0.0,)
-            if math.isnan(logprob):
-                raise FloatingPointError("the model's scores are not numbers; its weights may be broken")
-            sampled.append(Sampled(seq_id, int(token), logprob, tuple(map(int, tops[:width])), tuple(tops[width:])))
+        values = self.returned.numpy() if self.of is None else self.returned.numpy()[self.of]
+        if values.shape[1] > 1 and np.isnan(values[:, 1]).any():
+            raise FloatingPointError("the model's scores are not numbers; its weights may be broken")
         gpu_us = 0 if self.began is None else round(self.began.elapsed_time(self.done) * 1e3)
-        return StepResult(self.step_id, tuple(sampled), self.graph_size, gpu_us, self.sample_us)
+        return StepResult.of_values(self.step_id, self.seq_ids, values, self.graph_size, gpu_us, self.sample_us)
 
 
 class ModelRunner:
@@ -168,6 +165,22 @@ class ModelRunner:
         event.record()
         return event
 
+    @torch.inference_mode()
+    def run_several(
+        self, step_ids: list[int], hosts: list[SteadyHost], rows: list[SampleRows], graphs: bool = True
+    ) -> Iterator[PendingStep]:
+        """Launch several steps of one cohort, one after the other, none of which waits for the host."""
+        size = self.graphs.size_for(hosts[0]) if graphs and self.graphs is not None else None
+        if size is None:
+            for step_id, host, drawn in zip(step_ids, hosts, rows, strict=True):
+                yield self.run(step_id, host, drawn, graphs=False)
+            return
+        first, replays = hosts[0].members, iter(self.graphs.run_several(size, hosts, rows))
+        for step_id, host, drawn in zip(step_ids, hosts, rows, strict=True):
+            began, packed = self._stamp(), next(replays)
+            of = None if host.members is first else np.flatnonzero(np.isin(first.seq_ids, host.members.seq_ids))
+            yield replace(self._return(step_id, drawn, packed, size, began), of=of)
+
     def _parts(self, host: HostBatch, probe) -> Parts:
         """What a step is computed with; a probe may stand between."""
         parts = Parts(self.model, self.attention, self.ops, self._sample)
@@ -222,7 +235,7 @@ class ModelRunner:
     def _return(self, step_id: int, rows: SampleRows, packed: torch.Tensor, graph_size: int = 0, began=None, sample_us: int = 0) -> PendingStep:
         """Start the one copy back, into memory of the step's own: other rooms' steps may come before it is settled."""
         if self.device.type == "cpu":
-            return PendingStep(step_id, rows.seq_ids, packed, None, graph_size, None, sample_us)
+            return PendingStep(step_id, rows.seq_ids, packed.clone(), None, graph_size, None, sample_us)
         returned = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
         returned.copy_(packed, non_blocking=True)
         done = torch.cuda.Event(enable_timing=began is not None)
@@ -247,7 +260,10 @@ class ModelRunner:
         if made_for != self._made_for:
             length = self.config.max_model_len or self.model.config.max_position_embeddings
             width = -(-length // self.config.cache.page_size)
-            self._graphs = DecodeGraphs(self._decode, self.device, len(self.last_token), width, LARGEST_GRAPH, self.record_graph)
+            self._graphs = DecodeGraphs(
+                self._decode, self.device, len(self.last_token), width, LARGEST_GRAPH, self.record_graph, self.config.cache.page_size
+            )
+            self._graphs.last_token = self.last_token
             self._made_for = made_for
         return self._graphs
 

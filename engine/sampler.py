@@ -8,12 +8,14 @@ is cut off, else in descending order of probability (stable, so ties keep id ord
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
 
 from engine.request import SamplingParams
+from engine.steady import Members, SteadyPlan
 
 
 def uniform(seed: int, sample: int, position: int) -> float:
@@ -22,13 +24,40 @@ def uniform(seed: int, sample: int, position: int) -> float:
     return float(np.random.Generator(bits).random())
 
 
+def uniforms(seeds: np.ndarray, samples: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """uniform() of many at once: uint64 arrays that broadcast → float64."""
+    seeds, samples, positions = np.broadcast_arrays(seeds, samples, positions)
+    key = [seeds.astype(np.uint64), samples.astype(np.uint64)]
+    counter = [positions.astype(np.uint64) + np.uint64(1), *(np.zeros(seeds.shape, np.uint64) for _ in range(3))]
+    for _ in range(10):
+        (high0, low0), (high1, low1) = _multiply(counter[0], _PHILOX_M[0]), _multiply(counter[2], _PHILOX_M[1])
+        counter = [high1 ^ counter[1] ^ key[0], low1, high0 ^ counter[3] ^ key[1], low0]
+        key = [part + bump for part, bump in zip(key, _PHILOX_W, strict=True)]
+    return (counter[0] >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+_PHILOX_M = (0xD2E7470EE14C6C93, 0xCA5A826395121157)
+_PHILOX_W = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBB67AE8584CAA73B))
+
+
+def _multiply(a: np.ndarray, b: int) -> tuple[np.ndarray, np.ndarray]:
+    """(high, low) 64 bits of uint64 products."""
+    half, mask = np.uint64(32), np.uint64(0xFFFFFFFF)
+    b_high, b_low = np.uint64(b >> 32), np.uint64(b & 0xFFFFFFFF)
+    a_high, a_low = a >> half, a & mask
+    low, middle = a_low * b_low, a_high * b_low
+    middle += low >> half
+    other = (middle & mask) + a_low * b_high
+    return a_high * b_high + (middle >> half) + (other >> half), a * np.uint64(b)
+
+
 @dataclass(frozen=True)
 class SampleRows:
     """What to draw: one entry a sampled sequence, in the order of the batch's logits rows.
 
     Args:
         seq_ids, row_slots: who gets the token, and where `last_token` keeps it (0: nowhere yet).
-        params, uniforms: per entry.
+        params, uniforms: per entry; a greedy one's number is not read.
     """
 
     seq_ids: tuple[int, ...]
@@ -36,9 +65,38 @@ class SampleRows:
     params: tuple[SamplingParams, ...]
     uniforms: tuple[float, ...]
 
-    @property
+    @cached_property
     def all_greedy(self) -> bool:
         return all(p.greedy for p in self.params)
+
+
+class SteadyRows:
+    """SampleRows of a cohort's steps: what does not change is made once, random numbers for BLOCK steps at a time."""
+
+    BLOCK = 32
+
+    def __init__(self, members: Members) -> None:
+        self.members = members
+        params = tuple(seq.request.sampling for seq in members.seqs)
+        self._rows = SampleRows(members.ids, members.rows, params, (0.0,) * len(params))
+        self._block, self._first = np.zeros((0, len(params))), 0
+
+    def at(self, plan: SteadyPlan) -> SampleRows:
+        """What its step draws."""
+        if self._rows.all_greedy:
+            return self._rows
+        if not 0 <= plan.ahead - self._first < len(self._block):
+            self._first, self._block = plan.ahead, self._draw(plan.ahead)
+        return replace(self._rows, uniforms=tuple(self._block[plan.ahead - self._first].tolist()))
+
+    def _draw(self, ahead: int) -> np.ndarray:
+        """float64 [BLOCK, n]; 0 for the greedy."""
+        seqs = self.members.seqs
+        warm = np.array([not p.greedy for p in self._rows.params])
+        seeds = np.array([seq.request.sampling.seed or 0 for seq in seqs], np.uint64)
+        samples = np.array([seq.sample for seq in seqs], np.uint64)
+        positions = self.members.starts + 1 + ahead + np.arange(self.BLOCK)[:, None]
+        return np.where(warm, uniforms(seeds, samples, positions), 0.0)
 
 
 def sample(logits: torch.Tensor, rows: SampleRows) -> torch.Tensor:

@@ -10,28 +10,34 @@ hundreds for a prompt, and the budget is dealt out in this order:
 
 Rank is arrival (FCFS) or (priority, arrival). schedule(t + 1) may come before commit(t): a token still in
 flight counts as known, its value stays on the device. The modes (no cache, contiguous slabs, static batches)
-are in engine/baselines.py. This file knows no tensors and decodes no text.
+are in engine/baselines.py; a batch in which nothing but the positions changes is engine/steady.py's, until something else
+does. This file knows no tensors and decodes no text.
 """
 
 from __future__ import annotations
 
 import bisect
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
+
+import numpy as np
 
 from engine.baselines import CacheRule, cache_rule
 from engine.config import Batching, EngineConfig, Policy
 from engine.errors import EngineError
 from engine.pages import PagePool
-from engine.plan import Committed, Finished, Preempted, Sampled, StepPlan, StepResult, TextPiece, Waiting, WaitReason, Work
+from engine.plan import Committed, Finished, Preempted, StepPlan, StepResult, TextPiece, Waiting, WaitReason, Work
 from engine.request import FinishReason, Request
 from engine.rows import RowSlots
 from engine.sequence import Sequence, Status, TextStream
+from engine.steady import Cohort, SteadyCommitted, SteadyPlan, form, stop_ids_of
 
 # Reasons that keep everybody behind from overtaking.
 _BLOCKING = frozenset({WaitReason.NO_FREE_PAGES, WaitReason.TOKEN_BUDGET, WaitReason.QUEUE_ORDER, WaitReason.PREEMPTION})
+# Reasons that hold for as long as the same sequences run.
+_STANDING = frozenset({WaitReason.MAX_SEQS, WaitReason.STATIC_BATCH})
 
 TIMED_TEXTS = 8  # tokens of a step whose text is timed apart; a clock around each of hundreds would cost what it measures
 
@@ -94,7 +100,10 @@ class Scheduler:
         self._next_seq = 1
         self._next_step = 0
         self._rows = RowSlots() if rows is None else rows
-        self._in_flight: dict[int, tuple[_InFlight, ...]] = {}
+        self._in_flight: dict[int, tuple[_InFlight, ...] | SteadyPlan] = {}
+        self._cohort: Cohort | None = None
+        self._calm = False  # the last plan may be repeated: nothing but the tokens has changed since
+        self._standing: tuple[Waiting, ...] = ()  # then: why the queue waits
         self._ended: list[Finished] = []  # not yet reported
         self._texts: list[TextPiece] = []
         self._times_text, self._text_s = False, 0.0
@@ -106,6 +115,7 @@ class Scheduler:
         """Queue a request. Raises EngineError if it can never run ("prompt_empty", "prompt_too_long",
         "prompt_exceeds_pool")."""
         self.check_fits(request)
+        self._calm = False
         made = []
         for sample in range(request.sampling.n):
             seq = Sequence(self._next_seq, request, sample, self._new_text(request))
@@ -148,6 +158,7 @@ class Scheduler:
 
     def abort(self, request_id: int, reason: FinishReason = FinishReason.ABORT) -> tuple[int, ...]:
         """End every sample of a request now; returns the seq_ids that were alive."""
+        self._disband()
         alive = [s for s in (*self.running, *self.waiting) if s.request.request_id == request_id]
         for seq in alive:
             self._finish(seq, reason)
@@ -164,6 +175,7 @@ class Scheduler:
         Nothing may be in flight. Requests that no longer fit end with FinishReason.ERROR.
         """
         assert not self._in_flight, "settle every step before changing knobs"
+        self._disband()
         if pool is not None:
             for seq in list(self.running):
                 self._preempted.append(self._preempt(seq, None))
@@ -184,8 +196,36 @@ class Scheduler:
 
     # ---- one step ----
 
-    def schedule(self) -> StepPlan:
+    def schedule(self) -> StepPlan | SteadyPlan:
         """The next step. Never empty-handed without a reason: everyone who gets nothing is in `waiting`."""
+        return self.repeat() or self._deal()
+
+    def repeat(self) -> SteadyPlan | None:
+        """A step as the one before: the same sequences decode, and nobody joins. None: something else must be decided first.
+        It may be asked for several steps at once."""
+        if not self._calm:
+            return None
+        limits = self.config.scheduler
+        if self._cohort is None:
+            self._cohort = form(self.running, self._standing, self.pool, self._max_known, limits.max_num_batched_tokens)
+        plan = self._cohort and self._cohort.plan(self._next_step, self.room, limits.max_num_batched_tokens, limits.max_num_seqs)
+        if plan is None:
+            self._disband()
+            return None
+        self._in_flight[plan.step_id] = plan
+        self._next_step += 1
+        return plan
+
+    def _disband(self) -> None:
+        """Whoever decodes is looked at by itself again."""
+        self._calm = False
+        if self._cohort is not None:
+            self._cohort.disband()
+            self._cohort = None
+
+    def _deal(self) -> StepPlan:
+        """A step dealt out one sequence at a time."""
+        self._disband()
         draft = _Draft(self.config.scheduler.max_num_batched_tokens)
         draft.preempted += self._preempted
         self._preempted = []
@@ -206,40 +246,95 @@ class Scheduler:
 
     def schedule_nothing(self) -> StepPlan:
         """An empty step that only reports, for a paused room: what was ended should be seen at once."""
+        self._disband()
         draft = _Draft(self.config.scheduler.max_num_batched_tokens)
         draft.preempted, self._preempted = self._preempted, []
         for seq in (*self.running, *self.waiting):
             draft.wait(seq, WaitReason.PAUSED, 0, 0)
         return self._seal(draft)
 
-    def commit(self, plan: StepPlan, result: StepResult) -> Committed:
+    def commit(self, plan: StepPlan | SteadyPlan, result: StepResult) -> Committed | SteadyCommitted:
         """Take a settled step's tokens. Steps settle in order; what ended meanwhile is dropped."""
         self.pool.settle(plan.step_id)
-        tokens = {sampled.seq_id: sampled for sampled in result.sampled}
-        self._times_text, self._text_s = len(tokens) <= TIMED_TEXTS, 0.0
-        accepted = []
-        for flight in self._in_flight[plan.step_id]:
-            alive = flight.seq.status is Status.RUNNING and flight.seq.epoch == flight.epoch
-            if alive:
-                flight.seq.num_settled = flight.end
-                self._publish(flight.seq)
-            for seq in flight.samples:
-                seq.num_in_flight -= 1
-                if seq.status is Status.SIBLING:  # before anybody's first token: it may end the one whose pages they share
-                    self._fork(seq, flight.seq if alive else None)
-            for seq in flight.samples:
-                if seq.status is not Status.FINISHED:
-                    accepted.append((seq.seq_id, tokens[seq.seq_id].token_id))
-                    self._append(seq, tokens[seq.seq_id])
-            if alive and flight.samples and flight.seq.status is Status.RUNNING:
-                self._rule.after_step(self.pool, flight.seq, plan.step_id)
-        del self._in_flight[plan.step_id]
+        flights = self._in_flight.pop(plan.step_id)
+        self._times_text, self._text_s = len(result.seq_ids) <= TIMED_TEXTS, 0.0
+        if isinstance(flights, SteadyPlan) and flights.cohort is self._cohort:
+            return self._commit_steady(flights, result)
+        tokens, accepted = dict(zip(result.seq_ids, result.tokens.tolist(), strict=True)), []
+        for flight in _one_by_one(flights):
+            accepted += self._land(flight, tokens, plan.step_id)
+        if self._cohort is not None:  # formed while this step was in flight
+            self._part(self._cohort)
+            self._cohort.look_again(range(len(self._cohort.members)))
         return self._report(plan.step_id, tuple(accepted), round(self._text_s * 1e6))
 
-    def fail(self, plan: StepPlan) -> Committed:
+    def _land(self, flight: _InFlight, tokens: dict[int, int], step_id: int) -> list[tuple[int, int]]:
+        """What one work of a settled step computed and sampled; (seq_id, token) of those who take it."""
+        alive = flight.seq.status is Status.RUNNING and flight.seq.epoch == flight.epoch
+        accepted = []
+        if alive:
+            flight.seq.num_settled = flight.end
+            self._publish(flight.seq)
+        for seq in flight.samples:
+            seq.num_in_flight -= 1
+            if seq.status is Status.SIBLING:  # before anybody's first token: it may end the one whose pages they share
+                self._fork(seq, flight.seq if alive else None)
+        for seq in flight.samples:
+            if seq.status is not Status.FINISHED:
+                token_id = tokens[seq.seq_id]
+                accepted.append((seq.seq_id, token_id))
+                seq.tokens.append(token_id)
+                self._judge(seq, token_id)
+        if alive and flight.samples and flight.seq.status is Status.RUNNING:
+            self._rule.after_step(self.pool, flight.seq, step_id)
+        return accepted
+
+    def _commit_steady(self, plan: SteadyPlan, result: StepResult) -> SteadyCommitted:
+        """As commit(), for those who are still together; only who may have ended, filled a page or writes text that its token
+        does not tell is looked at, in plan order."""
+        cohort, tokens = self._cohort, result.tokens
+        pieces = [(-1, piece) for piece in self._texts]
+        self._texts = []
+        stay = None  # places in the plan of those who are still members
+        if plan.members is not cohort.members:
+            stay = np.flatnonzero(np.isin(plan.members.seq_ids, cohort.members.seq_ids))
+        full, odd, spoken = cohort.take(tokens if stay is None else tokens[stay])
+        taken, places = None, range(len(tokens)) if stay is None else stay.tolist()
+        looks = {places[i]: i for i in (*full, *odd)}
+        if stay is not None:
+            looks |= dict.fromkeys(set(range(len(tokens))) - set(places))
+            taken, of_plan = np.ones(len(tokens), bool), np.zeros(len(tokens), bool)
+            of_plan[stay], spoken = spoken, of_plan
+        full, odd = set(full), set(odd)
+        for place in sorted(looks):
+            at, seq = looks[place], plan.members.seqs[place]
+            token_id = int(tokens[place])
+            if at is None:
+                taken[place] = bool(self._land(_flight(plan, place), {seq.seq_id: token_id}, plan.step_id))
+            elif at in full:
+                self._publish(seq)
+            if at in odd:
+                self._judge(seq, token_id)
+                cohort.look_again((at,))
+            pieces += [(place, piece) for piece in self._texts]
+            self._texts = []
+        self._part(cohort)
+        ended, self._ended = tuple(self._ended), []
+        text_us = round(self._text_s * 1e6)
+        return SteadyCommitted(plan.step_id, plan.members, tokens, taken, ended, spoken, tuple(pieces), cohort.vocabulary, text_us)
+
+    def _part(self, cohort: Cohort) -> None:
+        """Those who have ended leave the others."""
+        alive = [seq.status is Status.RUNNING for seq in cohort.members.seqs] if self._ended else ()
+        if not all(alive):
+            cohort.keep(np.array(alive))
+        cohort.forget_ended()
+
+    def fail(self, plan: StepPlan | SteadyPlan) -> Committed:
         """The step broke (before, in or after the device): end the requests that it concerned, keep everyone
         else and an intact pool."""
-        for flight in self._in_flight.pop(plan.step_id, ()):
+        self._disband()
+        for flight in _one_by_one(self._in_flight.pop(plan.step_id, ())):
             for seq in {s.seq_id: s for s in (flight.seq, *flight.samples, *self._siblings(flight.seq))}.values():
                 if seq.status is not Status.FINISHED:
                     self._finish(seq, FinishReason.ERROR)
@@ -248,7 +343,7 @@ class Scheduler:
 
     def withdraw(self, plan: StepPlan) -> None:
         """Take back an empty plan: nothing could be planned until a step in flight settles."""
-        assert not plan.works and not plan.preempted and plan.step_id == self._next_step - 1
+        assert plan.is_empty and not plan.preempted and plan.step_id == self._next_step - 1
         del self._in_flight[plan.step_id]
         self._next_step -= 1
 
@@ -275,6 +370,8 @@ class Scheduler:
         assert all(s.status is Status.RUNNING for s in self.running)
         assert self.running == sorted(self.running, key=self._rank), "the running set is out of order"
         assert all(s.status in (Status.WAITING, Status.SIBLING) for s in self.waiting)
+        if self._cohort is not None and self._calm:
+            self._cohort.check_integrity(self.running)
 
     # ---- running sequences ----
 
@@ -443,6 +540,7 @@ class Scheduler:
     # ---- moving between the sets ----
 
     def _start(self, seq: Sequence) -> None:
+        self._calm = False
         if seq in self.waiting:
             self.waiting.remove(seq)
         seq.row = self._rows.take()
@@ -450,11 +548,13 @@ class Scheduler:
         bisect.insort(self.running, seq, key=self._rank)
 
     def _leave_running(self, seq: Sequence) -> None:
+        self._calm = self._calm and not self.waiting  # somebody may take its place
         self.running.remove(seq)
         self._rows.give_back(seq.row)
         seq.row = None
 
     def _queue(self, seq: Sequence) -> None:
+        self._calm = False
         seq.status = Status.WAITING
         if seq not in self.waiting:
             self.waiting.append(seq)
@@ -467,6 +567,7 @@ class Scheduler:
             self._texts.append(TextPiece(seq.seq_id, rest))
         if reason is FinishReason.LENGTH and seq.text.stopped:  # a stop string that only the end made certain
             reason = FinishReason.STOP
+        seq.leave()
         num_pages = self.pool.release(seq.seq_id, seq.last_step)
         if seq.status is Status.RUNNING:
             self._leave_running(seq)
@@ -498,6 +599,7 @@ class Scheduler:
                 sampled.last_step = step_id
             flights.append(_InFlight(seq, seq.epoch, end, samples))
         self._in_flight[step_id] = tuple(flights)
+        self._settle_down(draft)
         limits = self.config.scheduler
         return StepPlan(
             step_id,
@@ -508,6 +610,19 @@ class Scheduler:
             tuple(draft.copies.values()),
             limits.max_num_batched_tokens,
             limits.max_num_seqs,
+        )
+
+    def _settle_down(self, draft: _Draft) -> None:
+        """Note whether the next step can be as this one: all that run got one token each, and nobody else will."""
+        self._standing = tuple(wait for wait in draft.waiting.values() if wait.reason is not WaitReason.IN_FLIGHT)
+        self._calm = (
+            self._rule.may_overlap
+            and not draft.preempted
+            and not draft.copies
+            and len(draft.works) > 0
+            and all(work.num_tokens == 1 and len(work.sample_seq_ids) == 1 for work, _ in draft.works.values())
+            and all(wait.reason in _STANDING for wait in self._standing)
+            and len(self._standing) == len(self.waiting)
         )
 
     def _publish(self, seq: Sequence) -> None:
@@ -533,16 +648,15 @@ class Scheduler:
         seq.num_computed = seq.num_settled = prompt
         seq.num_published = prompt // self.pool.page_size
 
-    def _append(self, seq: Sequence, sampled: Sampled) -> None:
-        """One more token: text, then the first reason to stop that holds."""
-        seq.tokens.append(sampled.token_id)
+    def _judge(self, seq: Sequence, token_id: int) -> None:
+        """It was given one more token: text, then the first reason to stop that holds."""
         reason = None
         params = seq.request.sampling
-        if sampled.token_id in params.stop_token_ids or (sampled.token_id in seq.request.eos_token_ids and not params.ignore_eos):
+        if token_id in stop_ids_of(seq):
             reason = FinishReason.STOP
         else:
             began = time.perf_counter() if self._times_text else 0.0
-            text, stopped = seq.text.push(sampled.token_id)
+            text, stopped = seq.text.push(token_id)
             if began:
                 self._text_s += time.perf_counter() - began
             if text:
@@ -553,3 +667,12 @@ class Scheduler:
             reason = FinishReason.LENGTH
         if reason is not None:
             self._finish(seq, reason)
+
+
+def _flight(plan: SteadyPlan, place: int) -> _InFlight:
+    seq, end = plan.members.seqs[place], int(plan.members.starts[place]) + plan.ahead + 1
+    return _InFlight(seq, plan.members.epochs[place], end, (seq,))
+
+
+def _one_by_one(flights: tuple[_InFlight, ...] | SteadyPlan) -> Iterable[_InFlight]:
+    return [_flight(flights, place) for place in range(len(flights.members))] if isinstance(flights, SteadyPlan) else flights

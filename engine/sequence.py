@@ -6,16 +6,21 @@ One request makes `n` sequences. Counters, in tokens:
 
 `num_computed` counts what is planned (steps in flight included), `num_settled` what the device has finished,
 `num_in_flight` tokens that will be sampled by planned steps but have not come back.
+
+A sequence in a cohort (engine/steady.py) has the same counters: its own, plus what the cohort has done since it joined.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from enum import Enum
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from engine.pages import chain_hash
 from engine.request import FinishReason, Request
+
+if TYPE_CHECKING:
+    from engine.steady import Cohort
 
 
 class Status(Enum):
@@ -26,7 +31,8 @@ class Status(Enum):
 
 
 class TextStream(Protocol):
-    """What the scheduler needs of a detokeniser (engine/detokenizer.py)."""
+    """What the scheduler needs of a detokeniser (engine/detokenizer.py). One that also has a `vocabulary` and says when it
+    `is_plain` need not be asked for the text of tokens that always say the same (engine/steady.py)."""
 
     stopped: bool  # a stop string was met
 
@@ -45,19 +51,78 @@ class Sequence:
         self.request = request
         self.sample = sample
         self.text = text
-        self.tokens = list(request.prompt_token_ids)
+        self.own_tokens = list(request.prompt_token_ids)
         self.status = Status.WAITING if sample == 0 else Status.SIBLING
         self.finish_reason: FinishReason | None = None
-        self.num_computed = 0
-        self.num_settled = 0
-        self.num_in_flight = 0
+        self._num_computed = self._num_settled = self._num_in_flight = 0
         self.high_water = 0  # most tokens ever computed: what a recomputation repeats
         self.was_preempted = False
         self.row: int | None = None
-        self.last_step = -1  # last step planned with its pages
+        self._last_step = -1
         self.epoch = 0  # grows with every loss of pages: results planned before it publish nothing
         self.num_published = 0
         self._hashes: list[bytes] = []
+        self._cohort: Cohort | None = None
+        self.place = self.pulled = 0  # in the cohort: its place, and how many of the kept tokens it has taken
+
+    # ---- in a cohort and out of it ----
+
+    def join(self, cohort: Cohort, place: int) -> None:
+        self._cohort, self.place, self.pulled = cohort, place, 0
+
+    def leave(self) -> None:
+        """Take along what the cohort did."""
+        cohort = self._cohort
+        if cohort is None:
+            return
+        cohort.pull(self)
+        computed, settled, in_flight, last = self.num_computed, self.num_settled, self.num_in_flight, self.last_step
+        self._cohort = None
+        self._num_computed, self._num_settled, self._num_in_flight, self._last_step = computed, settled, in_flight, last
+
+    @property
+    def tokens(self) -> list[int]:
+        """Prompt and output so far."""
+        if self._cohort is not None:
+            self._cohort.pull(self)
+        return self.own_tokens
+
+    @property
+    def num_computed(self) -> int:
+        return self._num_computed if self._cohort is None else self._num_computed + self._cohort.planned
+
+    @num_computed.setter
+    def num_computed(self, value: int) -> None:
+        self._num_computed = value if self._cohort is None else value - self._cohort.planned
+
+    @property
+    def num_settled(self) -> int:
+        return self._num_settled if self._cohort is None else self._num_settled + self._cohort.committed
+
+    @num_settled.setter
+    def num_settled(self, value: int) -> None:
+        self._num_settled = value if self._cohort is None else value - self._cohort.committed
+
+    @property
+    def num_in_flight(self) -> int:
+        cohort = self._cohort
+        return self._num_in_flight if cohort is None else self._num_in_flight + cohort.planned - cohort.committed
+
+    @num_in_flight.setter
+    def num_in_flight(self, value: int) -> None:
+        cohort = self._cohort
+        self._num_in_flight = value if cohort is None else value - cohort.planned + cohort.committed
+
+    @property
+    def last_step(self) -> int:
+        """Last step planned with its pages."""
+        return self._last_step if self._cohort is None else max(self._last_step, self._cohort.last_step)
+
+    @last_step.setter
+    def last_step(self, value: int) -> None:
+        self._last_step = value
+
+    # ---- counts ----
 
     @property
     def num_prompt_tokens(self) -> int:

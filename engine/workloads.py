@@ -35,7 +35,7 @@ class Workload:
 
 TEACHING = {
     "mode": "paged", "batching": "continuous", "page_size": 16, "num_pages": 96, "max_num_seqs": 8, "max_num_batched_tokens": 256,
-    "chunked_prefill": True, "prefix_caching": True, "policy": "fcfs", "run_ahead": 0,
+    "chunked_prefill": True, "prefix_caching": True, "policy": "fcfs", "run_ahead": 0, "steps_per_launch": 1,
 }  # fmt: skip
 
 SYSTEM = (

@@ -20,7 +20,8 @@ EOS = frozenset({3, 11, 40, 77})
 KNOBS = (
     ("max_num_seqs", 1), ("max_num_seqs", 4), ("max_num_batched_tokens", 3), ("max_num_batched_tokens", 32), ("chunked_prefill", False),
     ("chunked_prefill", True), ("policy", "fcfs"), ("policy", "priority"), ("run_ahead", 0), ("run_ahead", 1), ("prefix_caching", False),
-    ("prefix_caching", True), ("batching", "static"), ("batching", "continuous"), ("mode", "paged"), ("mode", "contiguous"),
+    ("prefix_caching", True), ("steps_per_launch", 1), ("steps_per_launch", 4), ("batching", "static"), ("batching", "continuous"),
+    ("mode", "paged"), ("mode", "contiguous"),
     ("mode", "none"), ("page_size", 4), ("page_size", 8), ("num_pages", 5), ("num_pages", 9),
 )  # fmt: skip
 
@@ -104,6 +105,7 @@ def random_life(seed: int, num_actions: int = 60, **fixed: object) -> Life:
         "mode": rng.choice(("paged", "paged", "paged", "contiguous", "none")), "policy": rng.choice(("fcfs", "priority")),
         "batching": rng.choice(("continuous", "continuous", "static")), "chunked_prefill": rng.random() < 0.7,
         "prefix_caching": rng.random() < 0.7, "max_num_seqs": rng.randint(1, 6), "max_num_batched_tokens": rng.randint(3, 30),
+        "steps_per_launch": Random(seed + 1).choice((1, 1, 4)),
     } | fixed  # fmt: skip
     life = Life(**born)
     calm = rng.random() < 0.5  # no faults and no knobs

@@ -437,6 +437,7 @@ WORDS = {
     "knob.num_pages": "num blocks",
     "knob.cuda_graphs": "CUDA graphs",
     "knob.fused": "fused kernels",
+    "knob.steps_per_launch": "steps per launch",
     "choice.fcfs": "fcfs",
     "choice.priority": "priority",
     "choice.continuous": "continuous",

@@ -435,6 +435,7 @@ WORDS = {
     "knob.num_pages": "ブロック数",
     "knob.cuda_graphs": "CUDAグラフ",
     "knob.fused": "カーネル融合",
+    "knob.steps_per_launch": "1回の起動で進むステップ数",
     "choice.fcfs": "先着順",
     "choice.priority": "優先度順",
     "choice.continuous": "連続",
