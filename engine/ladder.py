@@ -339,7 +339,7 @@ class _Ladder:
             with _operations(core.runner, way.fused):
                 opened, is_open = time.perf_counter(), True
                 while is_open:
-                    record = core.step(room.name)
+                    record = core.step(room.name, alone=True)
                     is_open = room.has_work and time.perf_counter() < opened + SLICE_S
                     now = inside + time.perf_counter() - opened
                     if record is not None and record.error is not None:

@@ -138,7 +138,7 @@ class _Burst:
         raise EngineError("timeline_stopped", TOO_MANY)
 
     def _step(self):
-        record = self.core.step(self.room.name, self.probe)
+        record = self.core.step(self.room.name, self.probe, alone=True)
         if record is not None and record.error is not None:
             raise EngineError("timeline_stopped", f"The timeline ended: {record.error.sentence}")
         if record is not None:

@@ -16,19 +16,20 @@ from engine.detokenizer import Detokenizer
 from engine.graphs import STOPS, Inbox, advance_inbox
 from engine.plan import Sampled, StepResult
 from engine.probe import NO_PROBE, Probe
+from engine.recording import FINER_CLOCKS
 from engine.runner import PendingStep
 from engine.sampler import uniform, uniforms
 from engine.scheduler import Scheduler
 from engine.steady import HISTORY, SteadyCommitted, SteadyPlan
 from engine.tokenizer import TextTokenizer
-from engine.trace import Trace
+from engine.trace import CLOCKS, Trace
 from tests.engine.audit import LazyRunner, Watch, check_replay, knob, make_lazy_core
 from tests.engine.test_detokenizer import BYTES
 from tests.engine.test_graphs import GREEDY, PROMPTS, make
 from tests.factories import FakeRunner, add, fake_continuation, make_config, prompt_of, run, trace_of
 
 TABLES = ("works", "tokens", "preempts", "finishes", "texts", "text_bytes", "events", "keyframes")
-TIMES = ("start_us", "schedule_us", "build_us", "run_us", "settle_us", "commit_us")
+TIMES = (*CLOCKS, "start_us", *FINER_CLOCKS)
 
 
 class Bytes(TextTokenizer):
