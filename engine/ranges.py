@@ -77,14 +77,15 @@ class Watch:
     @contextmanager
     def within(self, name: str):
         """A range. What lies between the plan and the launch is "build"."""
-        self._end_build()
+        self.end_build()
         self.sink.begin(name)
         try:
             yield
         finally:
             self.sink.end()
 
-    def _end_build(self) -> None:
+    def end_build(self) -> None:
+        """The step launches, or launches nothing."""
         if self._builds:
             self._builds = False
             self.sink.end()
@@ -94,7 +95,7 @@ class Watch:
         self._replaced.append((owner, name))
 
     def undo(self) -> None:
-        self._end_build()
+        self.end_build()
         for owner, name in reversed(self._replaced):
             delattr(owner, name)  # the class's own shows again
         self._replaced.clear()
@@ -149,12 +150,12 @@ class Watch:
         def stepped(room: str | None = None, probe=NO_PROBE, alone: bool = False):
             for each in core.rooms.values():
                 self.room(each)
-            self._end_build()
+            self.end_build()
             self.sink.begin("step")
             try:
                 return step(room, probe, alone)
             finally:
-                self._end_build()
+                self.end_build()
                 self.sink.end()
 
         self._replace(core, "step", stepped)

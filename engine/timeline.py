@@ -16,11 +16,10 @@ gaps that are to be seen), steps of the room itself (its pace and its pauses lie
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,10 +27,10 @@ import torch
 
 from engine.artifacts import HOST_ROW, KERNEL_ROW, Timeline
 from engine.build import device_name
+from engine.burst_rows import Clock, Known, Marks, Operations, Rows, known_kernels, named, rows_of, tick_ns, with_profiler
 from engine.config import EngineConfig, with_knob
 from engine.errors import EngineError
 from engine.probe import NO_PROBE, Parts, StepProbe
-from engine.profile import MARK
 from engine.ranges import Watch, named_parts
 from engine.request import SamplingParams
 
@@ -44,12 +43,8 @@ TIMELINE_S = 60.0
 STEPS = 8  # of a burst
 WARM, PLAIN, SPARE = 3, 5, 4  # steps before it: to warm up, to be timed without a profiler; and beyond it
 READY = 500  # steps within which all requests must decode
-MAX_WARM_UP = 8  # launches with which a profiler begins: CUPTI may lose the first ones of a session
-MAX_FUNCTION = 400  # characters of a kernel's name
 MODES = (False, True)  # graphs off, on
-NO_OPERATION = ("", -1)
 TOO_MANY = "These requests do not fit into the cache together. Choose a step with fewer of them."
-COPY = "Mem"  # begins the names of copies and fills
 
 
 def check(core: EngineCore, sequences: Sequence[Sequence[int]], modes: Sequence[bool]) -> None:
@@ -166,7 +161,7 @@ class _Burst:
             found.append((time.perf_counter() - began) * 1e6)
         return statistics.median(found)
 
-    def _run(self, sink: _Clock | _Marks, steps: int) -> None:
+    def _run(self, sink: Clock | Marks, steps: int) -> None:
         """So many steps, each in a range "step" and its stages in ranges of their own."""
         watch = Watch(sink)
         watch.room(self.room)
@@ -177,7 +172,7 @@ class _Burst:
                 try:
                     self._decode()
                 finally:
-                    watch._end_build()
+                    watch.end_build()
                     sink.end()
         finally:
             watch.undo()
@@ -185,8 +180,8 @@ class _Burst:
     # ---- on a CPU ----
 
     def _on_cpu(self, plain_us: float) -> Timeline:
-        clock = _Clock()
-        self.probe = NO_PROBE if self.graphs else _Operations(clock.call)  # a replay has no operations that could be clocked
+        clock = Clock()
+        self.probe = NO_PROBE if self.graphs else Operations(clock.call)  # a replay has no operations that could be clocked
         try:
             self._run(clock, STEPS)
         finally:
@@ -200,7 +195,7 @@ class _Burst:
     # ---- on a GPU ----
 
     def _on_gpu(self, plain_us: float) -> Timeline:
-        marks = _Marks()
+        marks = Marks()
         events = with_profiler(self.device, lambda: self._run(marks, STEPS))
         found = rows_of(events, marks.names)
         if found is None:
@@ -214,9 +209,9 @@ class _Burst:
 
     def _reference(self) -> list[Known]:
         """Kernels in the order of their launches, of a step or of what the graph holds, each with its operation."""
-        marks = _Marks()
+        marks = Marks()
         if not self.graphs:
-            self.probe = _Operations(marks.call)
+            self.probe = Operations(marks.call)
             events = with_profiler(self.device, lambda: self._run(marks, 1))
             self.probe = NO_PROBE
             return known_kernels(events, marks.names)
@@ -263,212 +258,3 @@ class _Burst:
             self.core.runner.model.config.num_layers, resolution, plain_us, tuple(names), np.array(host, HOST_ROW),
             np.array(kernels, KERNEL_ROW), np.array(boundaries, np.int64) - zero, unseen,
         )  # fmt: skip
-
-
-# ---- clocks and marks ----
-
-
-@dataclass(frozen=True, slots=True)
-class Kernel:
-    """What ran on the device, ns of the profiler's clock. `launch`: place of the host row that launched it, -1: none."""
-
-    function: str
-    step: int
-    launch: int
-    start: int
-    stop: int
-    operation: str = ""
-    layer: int = -1
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """`host`: (name, step, start, stop)."""
-
-    host: list[tuple[str, int, int, int]]
-    kernels: list[Kernel]
-
-
-class _Operations(StepProbe):
-    """Lets `call` run each operation of an eager step."""
-
-    def __init__(self, call: Callable) -> None:
-        super().__init__()
-        self._call = call
-
-    def around(self, parts: Parts, host) -> Parts:
-        return named_parts(parts, self._call)
-
-
-class _Clock:
-    """Stages and operations by the host's own clock."""
-
-    def __init__(self) -> None:
-        self.rows: list[tuple[str, int, int, int]] = []
-        self.operations: list[Kernel] = []
-        self.step = 0
-        self._open: list[tuple[str, int]] = []
-
-    def begin(self, name: str) -> None:
-        self._open.append((name, time.perf_counter_ns()))
-
-    def end(self) -> None:
-        stop = time.perf_counter_ns()
-        name, start = self._open.pop()
-        self.rows.append((name, self.step, start, stop))
-
-    def call(self, name: str, layer: int, run: Callable[[], object]) -> object:
-        start = time.perf_counter_ns()
-        out = run()
-        self.operations.append(Kernel(name, self.step, -1, start, time.perf_counter_ns(), name, layer))
-        return out
-
-
-class _Marks:
-    """Stages and operations as numbered ranges that the profiler records."""
-
-    def __init__(self) -> None:
-        self.names: list[tuple[str, int]] = []  # (stage, step), or (operation, -2 - layer)
-        self.step = 0
-        self._open: list[object] = []
-
-    def begin(self, name: str, where: int | None = None) -> None:
-        mark = torch.profiler.record_function(f"{MARK}{len(self.names)}")
-        self.names.append((name, self.step if where is None else where))
-        mark.__enter__()
-        self._open.append(mark)
-
-    def end(self) -> None:
-        self._open.pop().__exit__(None, None, None)
-
-    def call(self, name: str, layer: int, run: Callable[[], object]) -> object:
-        self.begin(name, -2 - layer)
-        try:
-            return run()
-        finally:
-            self.end()
-
-
-def with_profiler(device: torch.device, run: Callable[[], object]) -> list:
-    """Kineto's events of what `run` does."""
-    os.environ.setdefault("TEARDOWN_CUPTI", "0")  # or graphs fail once CUPTI comes back (torch/profiler/profiler.py)
-    kinds = torch.profiler.ProfilerActivity
-    profile = torch.profiler.profile(activities=[kinds.CPU, kinds.CUDA])
-    profile.start()
-    try:
-        x = torch.zeros(1, device=device)
-        for _ in range(MAX_WARM_UP):
-            x.add_(1.0)
-        torch.cuda.synchronize(device)
-        run()
-        torch.cuda.synchronize(device)
-    finally:
-        profile.stop()
-    return list(profile.profiler.kineto_results.events())
-
-
-def tick_ns(clock: Callable[[], int], readings: int = 2000) -> float:
-    """The smallest step of a clock that was seen."""
-    seen = np.array([clock() for _ in range(readings)], np.int64)
-    steps = np.diff(seen)
-    return float(steps[steps > 0].min(initial=1_000_000_000))
-
-
-# ---- what the profiler says ----
-
-
-def _sorted_out(events: list) -> tuple[dict[int, tuple[int, int]], dict[int, tuple[str, int, int]], list]:
-    """(marks: number → (start, stop); launches: correlation → (name, start, stop); what ran on the device, by start)."""
-    marks, launches, ran = {}, {}, []
-    for e in events:
-        name, start = e.name(), e.start_ns()
-        if e.device_type() != torch.autograd.DeviceType.CPU:
-            if not name.startswith(MARK):
-                ran.append(e)
-        elif name.startswith(MARK):
-            marks[int(name.removeprefix(MARK))] = (start, start + e.duration_ns())
-        elif name.startswith("cu") and any(word in name for word in ("Launch", "Memcpy", "Memset")):
-            launches[e.correlation_id()] = (name, start, start + e.duration_ns())
-    return marks, launches, sorted(ran, key=lambda e: e.start_ns())
-
-
-def rows_of(events: list, names: Sequence[tuple[str, int]]) -> tuple[Rows, list[int], bool] | None:
-    """(rows, when each step began and the last ended, whether launches have no kernel); None where a mark is missing or no
-    kernel was seen.
-
-    Args:
-        names: (stage, step) of each mark.
-    """
-    marks, launches, ran = _sorted_out(events)
-    if sorted(marks) != list(range(len(names))):
-        return None
-    steps = sorted((marks[i], step) for i, (name, step) in enumerate(names) if name == "step")
-    begins, ends = [span[0] for span, _ in steps], [span[1] for span, _ in steps]
-    host = [(name, step, *marks[i]) for i, (name, step) in enumerate(names) if name != "step"]
-    at: dict[int, int] = {}
-    for correlation, (name, start, stop) in launches.items():
-        step = int(np.searchsorted(begins, start, side="right")) - 1
-        if step >= 0 and start <= ends[step]:
-            at[correlation] = len(host)
-            host.append((name, step, start, stop))
-    kernels, seen, broken = [], set(), False
-    for e in ran:
-        row = at.get(e.correlation_id())
-        if row is None:
-            continue
-        if e.start_ns() <= 0 or e.duration_ns() < 0:
-            broken = True
-            continue
-        seen.add(row)
-        kernels.append(Kernel(e.name()[:MAX_FUNCTION], host[row][1], row, e.start_ns(), e.start_ns() + e.duration_ns()))
-    if not kernels:
-        return None
-    lost = broken or any("Launch" in host[row][0] and row not in seen for row in at.values())
-    return Rows(host, kernels), [*begins, ends[-1]], lost
-
-
-Known = tuple[str, str, int]  # (function, operation, layer) of a kernel
-
-
-def known_kernels(events: list, names: Sequence[tuple[str, int]]) -> list[Known]:
-    """What ran within the marks "step", by start: each with the operation during whose call the host launched it, or with
-    none. [] where a mark is missing."""
-    marks, launches, ran = _sorted_out(events)
-    if sorted(marks) != list(range(len(names))):
-        return []
-    whole = [marks[i] for i, (name, where) in enumerate(names) if where >= 0 and name == "step"]
-    calls = sorted((marks[i], name, -2 - where) for i, (name, where) in enumerate(names) if where < -1)
-    begins = [span[0] for span, _, _ in calls]
-    found = []
-    for e in ran:
-        _, at, _ = launches.get(e.correlation_id(), ("", -1, -1))
-        if not any(a <= at <= b for a, b in whole):
-            continue
-        i = int(np.searchsorted(begins, at, side="right")) - 1
-        inside = i >= 0 and at <= calls[i][0][1]
-        found.append((e.name()[:MAX_FUNCTION], *(calls[i][1:] if inside else NO_OPERATION)))
-    return found
-
-
-def named(rows: Rows, known: Sequence[Known], launched_by: str) -> tuple[Rows, tuple[str, ...]]:
-    """Kernels with their operations by their place in a step, and what could not be named. Copies have no operation.
-
-    Args:
-        launched_by: what a launch's name must contain for its kernels to be among the known ones; "": any.
-    """
-    known = [kernel for kernel in known if not kernel[0].startswith(COPY)]
-    of_step: dict[int, list[int]] = {}
-    for i, k in enumerate(rows.kernels):
-        if launched_by in rows.host[k.launch][0] and not k.function.startswith(COPY):
-            of_step.setdefault(k.step, []).append(i)
-    alike = [mine for mine in of_step.values() if known and len(mine) == len(known)]
-    if not alike:
-        return rows, ("not_named",)
-    kernels, differ = list(rows.kernels), len(alike) < len(of_step)
-    for mine in alike:
-        for i, (function, operation, layer) in zip(mine, known, strict=True):
-            same = kernels[i].function == function
-            differ |= not same
-            if same:
-                kernels[i] = replace(kernels[i], operation=operation, layer=layer)
-    return Rows(rows.host, kernels), ("partly_named",) if differ else ()

@@ -13,6 +13,7 @@ import engine.timeline
 from engine.artifacts import STAGES, Timeline, of_kind
 from engine.audience import LiveSource
 from engine.build import build_core
+from engine.burst_rows import Rows, known_kernels, named, rows_of
 from engine.config import CacheConfig, EngineConfig, ModelSource, SchedulerConfig
 from engine.errors import EngineError
 from engine.graphs import again
@@ -20,7 +21,7 @@ from engine.jobs import start_job
 from engine.profile import MARK
 from engine.request import SamplingParams
 from engine.tiles import PastStep
-from engine.timeline import STEPS, Rows, known_kernels, named, rows_of
+from engine.timeline import STEPS
 from tests.engine.test_session import make_session, until
 
 CPU, CUDA = torch.autograd.DeviceType.CPU, torch.autograd.DeviceType.CUDA

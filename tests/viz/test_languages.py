@@ -207,7 +207,9 @@ def test_people_read_of_blocks_and_never_of_pages(language: str) -> None:
             assert "pages" not in plain, f"{key}: {part}"
 
 
-IN_JOBS = {"trace_failed", "too_many_tiles", "interpreter_failed", "profile_incomplete", "compare_stopped", "timeline_stopped"}  # only their sentence goes out
+IN_JOBS = {  # only their sentence goes out
+    "trace_failed", "too_many_tiles", "interpreter_failed", "profile_incomplete", "compare_stopped", "timeline_stopped",
+}  # fmt: skip
 
 
 def sent(group: str) -> Iterator[str]:

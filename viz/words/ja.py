@@ -1450,9 +1450,7 @@ WORDS = {
     "kernel_gaps.how.cpu": "計時ありで",
     "kernel_gaps.what.gpu": "カーネル",
     "kernel_gaps.what.cpu": "演算",
-    "kernel_gaps.says": (
-        "{what}の間の平均の待ち：{gap}。1ステップの{what}数は{kernels}、時間は{how}{token}、なしで{plain}。"
-    ),
+    "kernel_gaps.says": ("{what}の間の平均の待ち：{gap}。1ステップの{what}数は{kernels}、時間は{how}{token}、なしで{plain}。"),
     "kernel_gaps.says.short": "平均の待ち{gap}、1ステップの{what}数{kernels}、{token}。",
     "kernel_gaps.says.shorter": "平均の待ち{gap}。",
     "kernel_gaps.recorded": "GPUの部分は録画のものです：{device}。",
