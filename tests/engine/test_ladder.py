@@ -78,6 +78,21 @@ def test_every_rung_writes_the_same_tokens_in_float32(climbed):
     assert {rung.busy for rung in climbed.measured} == {None}
 
 
+def test_tokens_that_differ_from_the_first_rungs_are_counted(core):
+    peer = core.peer()
+
+    class Flips:
+        def generate(self, prompt, new_tokens, cache, deadline):
+            ids, times = peer.generate(prompt, new_tokens, cache, deadline)
+            return ([*ids[:-2], ids[-2] ^ 1, ids[-1] ^ 1] if cache and prompt == PROMPTS[1].token_ids else ids), times
+
+        def close(self):
+            pass
+
+    core.peer = Flips
+    assert [(r.num_differ, r.differing) for r in ladder(core).measured] == [(0, 0), (2, 1), (0, 0), (0, 0)]
+
+
 def test_all_requests_run_on_each_rung_and_their_times_rise(climbed):
     assert climbed.prompt_tokens == tuple(len(p.token_ids) for p in PROMPTS[: len(climbed.prompt_tokens)])
     for rung in climbed.measured:
@@ -150,6 +165,15 @@ def test_generate_is_ended_where_it_is_late(core):
     assert peer.model is None
 
 
+@pytest.mark.parametrize("cache", [False, True])
+def test_without_a_cache_generate_computes_the_whole_text_for_each_token(core, cache):
+    peer, lengths = core.peer(), []
+    peer.model.model.register_forward_pre_hook(lambda module, args, kwargs: lengths.append(kwargs["input_ids"].shape[1]), with_kwargs=True)
+    peer.generate(PROMPTS[0].token_ids, 4, cache, time.perf_counter() + 60)
+    n = len(PROMPTS[0].token_ids)
+    assert lengths == ([n, 1, 1, 1] if cache else [n, n + 1, n + 2, n + 3])
+
+
 def test_without_a_peer_our_own_rungs_are_climbed(core):
     core.peer = None
     it = ladder(core)
@@ -173,8 +197,12 @@ def test_each_rung_runs_with_its_own_knobs_and_operations(core, monkeypatch):
         return pending
 
     runner.run = spy
-    job = start_job(core, "ladder", {"prompts": PROMPTS[:2], "seconds": 0.5})
-    it = states(job)[-1]
+    job, found = start_job(core, "ladder", {"prompts": PROMPTS[:2], "seconds": 0.5}), []
+    while not job.advance():
+        found += job.take_artifacts()
+        assert runner.ops.fused and runner.attention.ops.fused, "between two slices everybody finds the engine's own"
+    it = [*found, *job.take_artifacts()][-1]
+    job.close()
     names = {r.name for r in it.measured}
     assert {"fused", "graphs"} <= names and all(r.num_differ == 0 for r in it.measured)
     assert runner.ops == ops and runner.attention.ops == ops
@@ -215,6 +243,13 @@ def test_another_room_goes_on_and_its_time_is_not_counted(core):
     job.close()
     it = job.take_artifacts()[-1]
     assert all(r.wall_us < 1e6 for r in it.measured) and core.rooms["main"].has_work
+
+
+def test_time_goes_on_where_the_last_slice_ended(core, monkeypatch):
+    monkeypatch.setattr(engine.ladder, "SLICE_S", 0.0)  # a step each
+    for rung in ladder(core, seconds=0.2).measured:
+        order = sorted(t for row in rung.token_us for t in row)
+        assert order[-1] == rung.wall_us and all(list(row) == sorted(row) and len(set(row)) == len(row) for row in rung.token_us)
 
 
 def test_a_knob_of_the_whole_engine_turned_meanwhile_ends_the_rung_with_a_sentence(core, monkeypatch):
