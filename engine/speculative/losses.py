@@ -238,7 +238,11 @@ def enter(method: str, weights: Mapping[str, torch.Tensor], embedded: torch.Tens
 
 
 def new_weights(model: Decoder, plan: Plan) -> dict[str, torch.Tensor]:
-    """Where training begins, fp32: Medusa's heads repeat the target; a layer begins as the target's last."""
+    """Where training begins, fp32: every head repeats what the target chose last, and has yet to add anything.
+
+    A layer has the target's last weights, but o and down are zero: of SmolLM2's first 30 steps, 17 % of guesses were right
+    then, and 6 % with the last layer as it is, 4 % with a random fc.
+    """
     config, g = model.config, torch.Generator().manual_seed(plan.seed)
     method, taps, heads, blocks = plan.method, plan.taps, plan.heads, plan.blocks
     hidden, device = config.hidden_size, model.embedding.device
@@ -250,13 +254,18 @@ def new_weights(model: Decoder, plan: Plan) -> dict[str, torch.Tensor]:
             for i in range(blocks - 1):  # or all blocks of a head would stay alike
                 start[f"{h}.{i}.weight"] += torch.randn(hidden, hidden, generator=g) * 0.01
         return {name: t.to(device) for name, t in start.items()}
-    last, eye = model.layers[-1], torch.eye(hidden)
-    noise = torch.randn(hidden, 2 * hidden, generator=g) * 0.2 / hidden**0.5
-    start = {"fc": noise + torch.cat([0.5 * eye, 0.5 * eye], 1), "norm": model.norm}
+    last, eye, zero = model.layers[-1], torch.eye(hidden), torch.zeros(hidden, hidden)
+    on_final = taps == (FINAL,)
+    size = model.norm.float().pow(2).mean().sqrt().cpu()  # of a final feature
+    start = {
+        "fc": torch.cat([zero, eye] if method == "eagle" else [eye, zero], 1),
+        "norm": torch.ones(hidden) * size if on_final else model.norm,
+    }
     for name in ("input_norm", "qkv", "o", "post_norm", "gate_up", "down"):
-        start[f"layer.{name}"] = getattr(last, name)
-    if method == "mtp" or len(taps) > 1:
+        weight = getattr(last, name)
+        start[f"layer.{name}"] = torch.zeros_like(weight) if name in ("o", "down") else weight
+    if method == "mtp" or not on_final:
         start |= {"token_norm": torch.ones(hidden), "feature_norm": torch.ones(hidden)}
-    if len(taps) > 1:
-        start["fuse"] = torch.cat([eye / len(taps)] * len(taps), 1)
+    if not on_final:
+        start["fuse"] = torch.cat([zero, zero, eye], 1)
     return {name: t.detach().to(device, torch.float32).clone().contiguous() for name, t in start.items()}

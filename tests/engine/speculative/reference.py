@@ -21,7 +21,7 @@ from engine.speculative.compact import move_tokens, moves
 from engine.speculative.layers import Where, planned, run_layers
 from engine.speculative.registry import build_drafter
 from engine.speculative.tree import ROOT, DraftTree
-from kernels.attention import Tree
+from engine.speculative.verify import verification
 from tests.engine.model_harness import Harness
 
 PAGE = 4
@@ -160,48 +160,29 @@ class Loop:
         for s, tree in zip(sequences, trees, strict=True):
             s.drafted = len(s.tokens)
             assert len(tree) <= self.drafter.nodes and tree.depths.max(initial=0) <= self.drafter.max_depth
-        hidden, kept = self.verify(sequences, trees)
-        logits = self.target.model.logits(hidden)
-        starts = np.cumsum([0, *[len(t) + 1 for t in trees]])
-        n = drafts.tokens.shape[1]
-        chosen = torch.zeros(len(sequences), n + 1, dtype=torch.int64)
-        values = torch.zeros(len(sequences), n + 1, kept.shape[1])
-        for i, (s, tree) in enumerate(zip(sequences, trees, strict=True)):
-            mine = slice(int(starts[i]), int(starts[i + 1]))
-            if self.checked and len(s.steps) % 4 == 1:
-                self.check(s, tree, logits[mine])
-            positions = [s.root, *tree.positions(s.root).tolist()]
-            chosen[i, : len(tree) + 1] = torch.tensor([int(self.choose(x, p)) for x, p in zip(logits[mine], positions, strict=True)])
-            values[i, : len(tree) + 1] = kept[mine]
+        known = torch.tensor([len(s.tokens) for s in sequences]).int()
+        v = verification(drafts, rows.tokens[rows.last], known, rows.block_table, PAGE)
+        where = Where(v.positions, v.slots, rows.block_table, v.cu_seqlens, v.seq_lens, drafts.tokens.shape[1] + 1, v.tree)
+        hidden, kept = (v.by_row(x) for x in self.forward(where, v.tokens))
+        logits, positions = self.target.model.logits(hidden.flatten(0, 1)).view(*hidden.shape[:2], -1), v.by_row(v.positions).tolist()
+        chosen = torch.tensor(
+            [[int(self.choose(x, p)) for x, p in zip(*pair, strict=True)] for pair in zip(logits, positions, strict=True)]
+        )  # fmt: skip
+        if self.checked:
+            for s, tree, mine in zip(sequences, trees, logits, strict=True):
+                if len(s.steps) % 4 == 1:
+                    self.check(s, tree, mine)
         out = follow(drafts, chosen)
-        roots = torch.tensor([s.root for s in sequences])
+        roots = known.long() - 1
         source, destination = moves(out.path, roots, rows.block_table, PAGE)
         move_tokens(self.attention.arena, self.target.config, PAGE, torch.float32, source, destination)
         if self.drafter.feature_width:
-            self.state.keep_accepted(out.rows(), values, roots, rows.block_table)
+            self.state.keep_accepted(out.rows(), kept, roots, rows.block_table)
         for s, tree, path, count, new in zip(
             sequences, trees, out.path.tolist(), out.count.tolist(), out.tokens(drafts).tolist(), strict=True
         ):
             s.steps.append((tree, Accepted(tuple(path[:count]), new[count])))
             s.tokens += new[: count + 1]
-
-    def verify(self, sequences: list[Sequence], trees: list[DraftTree]) -> tuple[torch.Tensor, torch.Tensor]:
-        """One ragged batch: each sequence's root and drafts, the trees as a mask."""
-        tokens, positions, slots, masks = [], [], [], []
-        for s, tree in zip(sequences, trees, strict=True):
-            tokens += [s.tokens[-1], *tree.tokens.tolist()]
-            positions += [s.root, *tree.positions(s.root).tolist()]
-            slots += [s.slot(s.root + i) for i in range(len(tree) + 1)]
-            masks += [0, *tree.masks().tolist()]
-        counts = [len(t) + 1 for t in trees]
-        lens = torch.tensor([len(t) for t in trees]).int()
-        where = Where(
-            torch.tensor(positions), torch.tensor(slots), table(sequences),
-            torch.tensor(np.cumsum([0, *counts]).tolist()).int(),
-            torch.tensor([len(s.tokens) for s in sequences]).int() + lens, max(counts),
-            Tree(lens, torch.tensor(masks), torch.tensor(positions).int()),
-        )  # fmt: skip
-        return self.forward(where, torch.tensor(tokens))
 
     def check(self, s: Sequence, tree: DraftTree, logits: torch.Tensor) -> None:
         """Logits of root and nodes are those of each path computed from nothing."""

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from engine.speculative.accept import reject
+from engine.request import SamplingParams
+from engine.speculative.accept import distribution_ref, reject
 from engine.speculative.base import Draws
 from engine.speculative.grow import StaticGrowth, dynamic_slots, grow_dynamic
 from engine.speculative.tree import ROOT, chain_topology, full_topology, static_tree
@@ -106,3 +107,18 @@ def test_drafts_drawn_by_chance_and_rejected_give_the_targets_law():
         logits.expand(9, V), None, Draws(torch.zeros(9), torch.zeros(9).long(), torch.ones(9), g)
     )
     assert (greedy.tokens[:, 0] == logits.argmax()).all() and (greedy.q[:, 0].max(1).values == 1).all()
+
+
+def test_every_row_of_q_is_what_its_children_were_drawn_from():
+    g, b = torch.Generator().manual_seed(1), 40
+    law, topology = table(5), full_topology([2, 2, 1])
+    draws = Draws(torch.full((b,), 1.7), torch.full((b,), 6), torch.full((b,), 0.98), g)
+    drafts = StaticGrowth(topology, CPU).grow(torch.from_numpy(np.stack([law(())] * b)), Recorder(law), draws)
+    params = SamplingParams(temperature=1.7, top_k=6, top_p=0.98)
+    for i, tree in enumerate(drafts.trees()):
+        for row in sorted(set(topology.parents)):
+            path = tuple(tree.tokens[tree.path(row)].tolist()) if row != ROOT else ()
+            wanted = distribution_ref(law(path), params)
+            assert drafts.q[i, row + 1].numpy() == pytest.approx(wanted, abs=1e-5)
+            for child in tree.children(row):
+                assert tree.probabilities[child] == pytest.approx(wanted[tree.tokens[child]], abs=1e-5)

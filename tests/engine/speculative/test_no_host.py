@@ -16,6 +16,7 @@ from engine.speculative.accept import distribution, follow, reject, typical
 from engine.speculative.base import DraftOptions, Draws, Shape, make_state, newest_rows
 from engine.speculative.compact import move_tokens, moves
 from engine.speculative.registry import build_drafter
+from engine.speculative.verify import verification
 from tests.engine.speculative.heads_of import random_head
 from tests.engine.speculative.reference import ROOM, small_target
 
@@ -59,6 +60,8 @@ def test_a_whole_step_runs_without_a_value(options, tmp_path):
         n = drafts.tokens.shape[1]
         assert drafts.tokens.shape == (B, drafter.nodes) and drafts.masks().shape == drafts.depths().shape == (B, n)
         drafts = drafts.limit(torch.full((B,), 3))
+        v = verification(drafts, rows.tokens[rows.last], rows.seq_lens, rows.block_table, PAGE)
+        assert v.by_row(v.positions).shape == (B, n + 1) and v.tree.mask.shape == v.slots.shape == (B * (n + 1),)
         vocab = target.config.vocab_size
         p = distribution(torch.zeros(B * (n + 1), vocab), *(x.repeat_interleave(n + 1) for x in each)).view(B, n + 1, vocab)
         outs = [follow(drafts, torch.zeros(B, n + 1, dtype=torch.int64)), typical(drafts, p, torch.zeros(B, n + 1, dtype=torch.int64))]

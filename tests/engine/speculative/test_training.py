@@ -203,7 +203,8 @@ def test_answers_too_short_for_the_last_guess_are_no_fault(name):
 def test_a_round_of_training_is_a_step_of_drafting(name, tmp_path, monkeypatch):
     """The student's logits for the s-th guess equal the paged drafter's: one formula, twice."""
     plan, target = replace(PLANS[name], rounds=3), small_target(seed=4)
-    weights = {n: w.bfloat16().float() for n, w in new_weights(target.model, plan).items()}
+    g = torch.Generator().manual_seed(0)  # as training begins, a layer adds nothing
+    weights = {n: (w + 0.1 * torch.randn(w.shape, generator=g)).bfloat16().float() for n, w in new_weights(target.model, plan).items()}
     path = tmp_path / "head.safetensors"
     save_head(path, describe(target, plan), weights)
     drafter = build_drafter(target, DraftOptions(plan.method, str(path), Shape.CHAIN, 3, 1, 3), ROOM)
