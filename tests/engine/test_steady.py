@@ -25,7 +25,8 @@ from engine.trace import Trace
 from tests.engine.audit import LazyRunner, Watch, check_replay, knob, make_lazy_core
 from tests.engine.test_detokenizer import BYTES
 from tests.engine.test_graphs import GREEDY, PROMPTS, make
-from tests.factories import FakeRunner, add, fake_continuation, make_config, prompt_of, run, trace_of
+from tests.engine.test_loop import Driven, line
+from tests.factories import FakeRunner, add, fake_continuation, make_config, make_core, prompt_of, run, trace_of
 
 TABLES = ("works", "tokens", "preempts", "finishes", "texts", "text_bytes", "events", "keyframes")
 TIMES = ("start_us", "schedule_us", "build_us", "run_us", "settle_us", "commit_us")
@@ -165,6 +166,19 @@ def test_a_step_that_is_to_be_alone_is():
     while core.has_work:
         core.step(alone=True)
     assert trace_of(core).steps["launch_id"].tolist() == list(range(9))
+
+
+@pytest.mark.parametrize("how", ["pause", "pace", "play"])
+def test_a_room_that_is_paused_or_paced_launches_one_step_at_a_time(how):
+    driven = Driven(make_core(pages=32, page_size=4, steps_per_launch=4))
+    if how == "pause":
+        driven.ask("step", room="main", n=500)
+    elif how == "pace":
+        driven.ask("pace", room="main", steps_per_s=1e6)
+    driven.ask("add", room="main", prompt=line(5, max_tokens=14))
+    driven.until_idle()
+    launches = np.unique(driven.trace().steps["launch_id"], return_counts=True)[1]
+    assert launches.max() == (4 if how == "play" else 1) and launches.sum() == 14
 
 
 @pytest.mark.parametrize("late", [False, True])
