@@ -171,11 +171,13 @@ def test_a_step_that_is_to_be_alone_is():
 @pytest.mark.parametrize("how", ["pause", "pace", "play"])
 def test_a_room_that_is_paused_or_paced_launches_one_step_at_a_time(how):
     driven = Driven(make_core(pages=32, page_size=4, steps_per_launch=4))
+    driven.ask("pause", room="main")
+    driven.ask("add", room="main", prompt=line(5, max_tokens=14))
     if how == "pause":
         driven.ask("step", room="main", n=500)
-    elif how == "pace":
-        driven.ask("pace", room="main", steps_per_s=1e6)
-    driven.ask("add", room="main", prompt=line(5, max_tokens=14))
+    else:
+        driven.ask("pace", room="main", steps_per_s=1e6 if how == "pace" else None)
+        driven.ask("play", room="main")
     driven.until_idle()
     launches = np.unique(driven.trace().steps["launch_id"], return_counts=True)[1]
     assert launches.max() == (4 if how == "play" else 1) and launches.sum() == 14
