@@ -265,7 +265,7 @@ def test_a_row_that_drew_a_stop_or_its_last_token_has_no_keys_and_no_slot_from_t
         advance_inbox(inbox.device, last, tables, 16)
         assert inbox.device["seq_lens"].tolist() == [16 + times, 0, 0, 0]
         assert inbox.device["slot_mapping"].tolist() == [9 * 16 + times - 1, -1, -1, -1]
-    assert inbox.device["from_row"].tolist() == [1] * 4 and inbox.device["positions"].tolist()[0] == 17
+    assert inbox.device["from_row"].tolist() == [1] * 4 and inbox.device["positions"].tolist() == [17, 0, 0, 0]
 
 
 # ---- the parts ----
