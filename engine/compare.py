@@ -196,7 +196,7 @@ class _Run:
             if room.scheduler.pool is not pool or room.config != self._config:
                 raise EngineError("compare_stopped", ENGINE_CHANGED)
             self._add(room, coming)
-            record = self._job.core.step(room.name)
+            record = self._job.core.step(room.name, alone=True)
             if record is not None:
                 self._take(record)
             yield len(self._tokens) / most, f"Running it {self._said}: step {len(self._steps)}"

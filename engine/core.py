@@ -231,13 +231,15 @@ class EngineCore:
             probe = NO_PROBE
         if probe.active:
             probe.step_id = plan.step_id
-        plans = [plan, *self._repeats(room, plan, 0 if probe.active else num_steps - 1)]
-        launched: list[_Launched] = []
+        plans, hosts, launched, schedule_us, build_us = [], [], [], 0, 0
         try:
-            schedule_us = clock.lap()
-            hosts = [build_host(each, room.scheduler.sequences, room.scheduler.pool) for each in plans]
+            for each in self._with_repeats(room, plan, 1 if probe.active else num_steps):
+                plans.append(each)
+                schedule_us += clock.lap()
+                hosts.append(build_host(each, room.scheduler.sequences, room.scheduler.pool))
+                build_us += clock.lap()
             rows = [self._sample_rows(each, host, room.scheduler.sequences) for each, host in zip(plans, hosts, strict=True)]
-            build_us, begun = clock.lap(), room.clock.busy_us
+            build_us, begun = build_us + clock.lap(), room.clock.busy_us
             for each, pending in zip(plans, self._run(room, plans, hosts, rows, probe), strict=True):
                 launched.append(_Launched(each, pending, plan.step_id, None, 0, 0, 0, probe))
             first = launched[0]
@@ -248,10 +250,11 @@ class EngineCore:
             self._settle_all(room)  # steps launched earlier are sound
             return self._fail(room, plans[len(launched) :], error)
 
-    def _repeats(self, room: Room, plan: StepPlan | SteadyPlan, most: int) -> Iterator[SteadyPlan]:
-        """More steps like a plan in which nothing but the tokens changed."""
+    def _with_repeats(self, room: Room, plan: StepPlan | SteadyPlan, most: int) -> Iterator[StepPlan | SteadyPlan]:
+        """A plan, and more like it if nothing but the tokens changed."""
+        yield plan
         if isinstance(plan, SteadyPlan):
-            for _ in range(most):
+            for _ in range(most - 1):
                 again = room.scheduler.repeat()
                 if again is None:
                     return

@@ -96,14 +96,14 @@ class Vocabulary:
         self._kinds = np.zeros(size, np.int8)  # 0: not met yet, 1: plain, 2: not
         self._texts: dict[int, str] = {}
         self._bytes: dict[int, bytes] = {}
-        self._lengths = np.zeros(size, np.int64)
 
     def are_plain(self, token_ids: np.ndarray) -> np.ndarray:
         """bool, of the ids' shape."""
-        if len(token_ids) and token_ids.max() >= len(self._kinds):  # a model's head may be larger than the vocabulary
-            more = int(token_ids.max()) + 1 - len(self._kinds)
-            self._kinds, self._lengths = (np.pad(part, (0, more)) for part in (self._kinds, self._lengths))
-        kinds = self._kinds[token_ids]
+        try:
+            kinds = self._kinds[token_ids]
+        except IndexError:  # a model's head may be larger than the vocabulary
+            self._kinds = np.pad(self._kinds, (0, int(token_ids.max()) + 1 - len(self._kinds)))
+            kinds = self._kinds[token_ids]
         if not kinds.all():
             self._learn(np.unique(token_ids[kinds == 0]).tolist())
             kinds = self._kinds[token_ids]
@@ -113,9 +113,9 @@ class Vocabulary:
         """Of a plain token."""
         return self._texts[token_id]
 
-    def spell(self, token_ids: np.ndarray) -> tuple[bytes, np.ndarray]:
-        """(UTF-8 of plain tokens [m], one after the other; bytes of each: int64 [m])."""
-        return b"".join(map(self._bytes.__getitem__, token_ids.tolist())), self._lengths[token_ids]
+    def spell(self, token_ids: np.ndarray) -> list[bytes]:
+        """UTF-8 of plain tokens."""
+        return list(map(self._bytes.__getitem__, token_ids.tolist()))
 
     def _learn(self, token_ids: list[int]) -> None:
         for token_id in token_ids:
@@ -123,7 +123,6 @@ class Vocabulary:
             self._kinds[token_id] = 2 if text is None else 1
             if text is not None:
                 self._texts[token_id], self._bytes[token_id] = text, text.encode("utf-8", "replace")
-                self._lengths[token_id] = len(self._bytes[token_id])
 
 
 @lru_cache(maxsize=8)

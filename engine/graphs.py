@@ -338,8 +338,8 @@ def advance_inbox(box: dict[str, torch.Tensor], last_token: torch.Tensor, tables
     stopped = (box["stops"].view(size, STOPS) == newest[:, None]).any(dim=1)
     box["left"].sub_(1)
     runs = (box["seq_lens"] > 0) & (box["left"] > 0) & ~stopped
-    box["positions"].add_(1)
-    page = tables.index_select(0, box["rows"]).gather(1, (box["positions"] // page_size).clamp_(max=tables.shape[1] - 1)[:, None])[:, 0]
+    box["positions"].copy_(torch.where(runs, box["positions"] + 1, 0))  # a row that has ended would run out of the rotary tables
+    page = tables.index_select(0, box["rows"]).gather(1, (box["positions"] // page_size)[:, None])[:, 0]
     box["slot_mapping"].copy_(torch.where(runs, page.long() * page_size + box["positions"] % page_size, -1))
     box["seq_lens"].copy_(torch.where(runs, box["seq_lens"] + 1, 0))
     box["from_row"].fill_(1)

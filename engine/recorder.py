@@ -133,38 +133,30 @@ def _pack_steady(records: Sequence[Record], text_offset: int) -> dict[str, np.nd
     if any(r.committed.taken is not None for r in records):
         tokens = tokens[np.concatenate([np.ones(n, bool) if r.committed.taken is None else r.committed.taken for r in records])]
     tables["tokens"] = tokens
-    texts, blob = [], []
-    for by_itself, some in groupby(records, key=lambda r: bool(r.committed.pieces)):
-        for rows_of, said in map(_texts_of, some) if by_itself else [_plain_texts(list(some))]:
-            rows_of["offset"] += text_offset + sum(map(len, blob))
-            texts.append(rows_of)
-            blob.append(said)
-    tables["texts"], tables["text_bytes"] = np.concatenate(texts), np.frombuffer(b"".join(blob), np.uint8)
+    tables["texts"], tables["text_bytes"] = _pack_texts(records, text_offset)
     return tables
 
 
-def _texts_of(record: Record) -> tuple[np.ndarray, bytes]:
-    """TEXT rows with offsets from 0, and the text."""
-    said = [piece.text.encode("utf-8", "replace") for piece in record.committed.texts]
-    rows = np.zeros(len(said), TABLES["texts"])
-    rows["step_id"], rows["seq_id"] = record.plan.step_id, [piece.seq_id for piece in record.committed.texts]
-    rows["num_bytes"] = list(map(len, said))
-    rows["offset"] = np.cumsum(rows["num_bytes"]) - rows["num_bytes"]
-    return rows, b"".join(said)
-
-
-def _plain_texts(records: Sequence[Record]) -> tuple[np.ndarray, bytes]:
-    """As _texts_of, for steps whose text is their vocabulary's."""
+def _pack_texts(records: Sequence[Record], text_offset: int) -> tuple[np.ndarray, np.ndarray]:
+    """(TEXT rows, the text) of steady records: what tokens say by themselves, and the other pieces in their places."""
     spoken = np.stack([r.committed.spoken for r in records])
-    step, place = np.nonzero(spoken)
-    if not len(step):
-        return np.zeros(0, TABLES["texts"]), b""
-    said, lengths = records[0].committed.vocabulary.spell(np.stack([r.committed.tokens for r in records])[step, place])
-    rows = np.zeros(len(step), TABLES["texts"])
-    rows["step_id"] = np.array([r.plan.step_id for r in records])[step]
-    rows["seq_id"], rows["num_bytes"] = records[0].plan.members.seq_ids[place], lengths
-    rows["offset"] = np.cumsum(lengths) - lengths
-    return rows[lengths > 0], said
+    at, place = np.nonzero(spoken)
+    said, seq_ids = [], records[0].plan.members.seq_ids[place]
+    if len(at):
+        said = records[0].committed.vocabulary.spell(np.stack([r.committed.tokens for r in records])[at, place])
+    others = [(k, where, piece) for k, r in enumerate(records) for where, piece in r.committed.pieces]
+    if others:
+        at = np.concatenate([at, [k for k, _, _ in others]])
+        place = np.concatenate([place, [where for _, where, _ in others]])
+        seq_ids = np.concatenate([seq_ids, [piece.seq_id for _, _, piece in others]])
+        said += [piece.text.encode("utf-8", "replace") for _, _, piece in others]
+        order = np.lexsort((place, at))  # stable
+        at, seq_ids, said = at[order], seq_ids[order], list(map(said.__getitem__, order.tolist()))
+    rows = np.zeros(len(said), TABLES["texts"])
+    rows["step_id"] = np.array([r.plan.step_id for r in records])[at]
+    rows["seq_id"], rows["num_bytes"] = seq_ids, np.fromiter(map(len, said), np.int64, len(said))
+    rows["offset"] = np.cumsum(rows["num_bytes"], dtype=np.int64) - rows["num_bytes"] + text_offset
+    return rows[rows["num_bytes"] > 0], np.frombuffer(b"".join(said), np.uint8)
 
 
 def _pack_step(record: Record, rows: dict[str, list]) -> None:

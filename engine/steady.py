@@ -41,8 +41,8 @@ class Vocabulary(Protocol):
     def text(self, token_id: int) -> str:
         """Of a plain token."""
 
-    def spell(self, token_ids: np.ndarray) -> tuple[bytes, np.ndarray]:
-        """(UTF-8 of plain tokens [m], one after the other; bytes of each: int64 [m])."""
+    def spell(self, token_ids: np.ndarray) -> list[bytes]:
+        """UTF-8 of plain tokens."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -26,7 +26,8 @@ from engine.trace import CLOCKS, Trace
 from tests.engine.audit import LazyRunner, Watch, check_replay, knob, make_lazy_core
 from tests.engine.test_detokenizer import BYTES
 from tests.engine.test_graphs import GREEDY, PROMPTS, make
-from tests.factories import FakeRunner, add, fake_continuation, make_config, prompt_of, run, trace_of
+from tests.engine.test_loop import Driven, line
+from tests.factories import FakeRunner, add, fake_continuation, make_config, make_core, prompt_of, run, trace_of
 
 TABLES = ("works", "tokens", "preempts", "finishes", "texts", "text_bytes", "events", "keyframes")
 TIMES = (*CLOCKS, "start_us", *FINER_CLOCKS)
@@ -168,6 +169,21 @@ def test_a_step_that_is_to_be_alone_is():
     assert trace_of(core).steps["launch_id"].tolist() == list(range(9))
 
 
+@pytest.mark.parametrize("how", ["pause", "pace", "play"])
+def test_a_room_that_is_paused_or_paced_launches_one_step_at_a_time(how):
+    driven = Driven(make_core(pages=32, page_size=4, steps_per_launch=4))
+    driven.ask("pause", room="main")
+    driven.ask("add", room="main", prompt=line(5, max_tokens=14))
+    if how == "pause":
+        driven.ask("step", room="main", n=500)
+    else:
+        driven.ask("pace", room="main", steps_per_s=1e6 if how == "pace" else None)
+        driven.ask("play", room="main")
+    driven.until_idle()
+    launches = np.unique(driven.trace().steps["launch_id"], return_counts=True)[1]
+    assert launches.max() == (4 if how == "play" else 1) and launches.sum() == 14
+
+
 @pytest.mark.parametrize("late", [False, True])
 def test_a_failure_in_the_middle_of_a_launch_keeps_what_came_before(late):
     core = make_lazy_core(pages=32, steps_per_launch=4, max_num_seqs=1)
@@ -250,7 +266,7 @@ def test_a_row_that_drew_a_stop_or_its_last_token_has_no_keys_and_no_slot_from_t
         advance_inbox(inbox.device, last, tables, 16)
         assert inbox.device["seq_lens"].tolist() == [16 + times, 0, 0, 0]
         assert inbox.device["slot_mapping"].tolist() == [9 * 16 + times - 1, -1, -1, -1]
-    assert inbox.device["from_row"].tolist() == [1] * 4 and inbox.device["positions"].tolist()[0] == 17
+    assert inbox.device["from_row"].tolist() == [1] * 4 and inbox.device["positions"].tolist() == [17, 0, 0, 0]
 
 
 # ---- the parts ----
