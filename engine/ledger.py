@@ -54,8 +54,9 @@ class Ledger:
         self._names: dict[int, str] = {}
 
     def take(self, report: Report) -> None:
-        delta, self.report = report.delta, report
+        delta = report.delta
         self.store.apply(delta)
+        self.report = report  # after the records: who reads that a job has ended finds what it made
         for info in delta.sequences:
             self._names[info.seq_id] = info.name
             self.alive[info.seq_id] = info.request_id

@@ -78,3 +78,14 @@ def test_a_death_in_which_nobody_was_alive_empties_the_cache_and_says_so():
     trace = ledger.store.snapshot()
     assert [e.sentence for e in trace.errors] == ["The engine stopped: it broke. A new engine was started."]
     assert not trace.pool_at(trace.last_step).cached.any()
+
+
+def test_what_a_job_made_is_there_before_the_report_that_it_has_ended(monkeypatch):
+    """Others read on their own threads while a report is taken."""
+    ledger, seen = Ledger(2**20, piece, {}), []
+    apply = ledger.store.apply
+    monkeypatch.setattr(ledger.store, "apply", lambda delta: (seen.append(ledger.report), apply(delta)))
+    core = make_core()
+    said = Report("main", core.rooms["main"].recorder.drain(), "idle", None, (), (), core.config)
+    ledger.take(said)
+    assert seen == [None] and ledger.report is said
