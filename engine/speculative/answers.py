@@ -53,7 +53,7 @@ def is_held_out(prompt: Prompt) -> bool:
 
 
 def answer_all(
-    core: EngineCore, loaded: LoadedModel, prompts: Sequence[Prompt], asking: Asking, file: Path | None, progress: Progress, until=None
+    core: EngineCore, loaded: LoadedModel, prompts: Sequence[Prompt], asking: Asking, file: Path | None, show: Progress, until=None
 ) -> list[Answer]:
     """Answers in the prompts' order. What `file` holds already is not made again.
 
@@ -73,7 +73,7 @@ def answer_all(
         if file is not None:
             _save(file, key, out)
         count = sum(len(a.tokens) - a.num_prompt for _, a in out)
-        progress(stop / len(prompts), f"Answers: {stop:,} of {len(prompts):,} prompts, {count:,} tokens")
+        show(stop / len(prompts), f"Answers: {stop:,} of {len(prompts):,} prompts, {count:,} tokens")
     return [answer for _, answer in out]
 
 

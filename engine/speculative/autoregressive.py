@@ -15,10 +15,11 @@ from functools import partial
 import torch
 
 from engine.models.decoder import Decoder, Layer
-from engine.speculative.base import DraftOptions, DraftState, Draws, Plain, Rows, Shape, Target, next_slots
+from engine.speculative.base import DraftOptions, DraftState, Plain, Shape, Target
 from engine.speculative.device import DraftBatch
 from engine.speculative.grow import StaticGrowth, dynamic_slots, grow_dynamic
 from engine.speculative.layers import Where, planned, run_layers, where_of
+from engine.speculative.rows import Draws, Rows, next_slots
 from engine.speculative.tree import MAX_NODES, Topology, bad_tree, chain_topology, full_topology
 from kernels.attention import Tree
 

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 
 from engine.speculative.accept import distribution
-from engine.speculative.base import Draws
 from engine.speculative.device import DraftBatch, keep, rerank
+from engine.speculative.rows import Draws
 from engine.speculative.tree import ROOT, Topology, masks_of
 
 

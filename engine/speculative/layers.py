@@ -18,7 +18,7 @@ import torch
 from engine.attention.full import FullAttention
 from engine.models.decoder import Decoder, Layer
 from engine.ops import Ops
-from engine.speculative.base import Rows
+from engine.speculative.rows import Rows
 from kernels.attention import Tree
 from kernels.flash_decode import MAX_QUERIES
 

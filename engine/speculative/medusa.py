@@ -16,9 +16,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from engine.speculative.base import FINAL, DrafterSpec, DraftOptions, DraftState, Draws, Plain, Rows, Shape, Target
+from engine.speculative.base import FINAL, DrafterSpec, DraftOptions, DraftState, Plain, Shape, Target
 from engine.speculative.device import DraftBatch
 from engine.speculative.heads import Head, bad_head, load_head
+from engine.speculative.rows import Draws, Rows
 from engine.speculative.tree import Topology, chain_topology, static_tree
 
 

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import torch
 
-from engine.speculative.base import DrafterSpec, DraftOptions, DraftState, Draws, Plain, Rows, Shape, Target
+from engine.speculative.base import DrafterSpec, DraftOptions, DraftState, Plain, Shape, Target
 from engine.speculative.device import DraftBatch, merge_chains
+from engine.speculative.rows import Draws, Rows
 
 LONGEST = 5  # tokens of a match that are compared
 SHORTEST = 2  # one token alone says too little

@@ -4,7 +4,8 @@ The end is a time, a number of steps, or both; the rate follows whichever is nea
 only, so a run that was stopped and resumed has learned from the same batches. The state is one safetensors file: weights,
 AdamW's two moments, and the curve.
 
-Does not know methods, models or texts. Rejected: torch.save (a pickle), a schedule by epochs (a visit to a GPU is minutes).
+Its progress is a terminal's (show), so its sentences need no words. Does not know methods, models or texts. Rejected:
+torch.save (a pickle), a schedule by epochs (a visit to a GPU is minutes).
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class State:
     curve: tuple[dict, ...] = ()
 
 
-def learn(start: Weights, loss_at: Callable[[Weights, int], Loss], learning: Learning, key: Mapping, progress: Progress) -> State:
+def learn(start: Weights, loss_at: Callable[[Weights, int], Loss], learning: Learning, key: Mapping, show: Progress) -> State:
     """Train from `start`, or from the kept state.
 
     Args:
@@ -89,7 +90,7 @@ def learn(start: Weights, loss_at: Callable[[Weights, int], Loss], learning: Lea
             since = []
             last = state.curve[-1]
             right = " ".join(f"{100 * r:.0f}" for r in last["right"])
-            progress(_done(state, learning), f"Learning: step {state.step:,}, loss {last['loss']:.3f}, right by depth {right} %")
+            show(_done(state, learning), f"Learning: step {state.step:,}, loss {last['loss']:.3f}, right by depth {right} %")
         if time.monotonic() - kept_at > KEEP_EVERY:
             save_state(learning.file, digest, state)
             kept_at = time.monotonic()

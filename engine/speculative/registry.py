@@ -15,7 +15,7 @@ from engine.speculative.base import Drafter, DrafterSpec, DraftOptions, Room, Ta
 
 HELPERS = frozenset(
     {
-        "base", "registry", "tree", "device", "accept", "compact", "verify", "layers", "grow", "heads", "autoregressive",
+        "base", "rows", "registry", "tree", "device", "accept", "compact", "verify", "layers", "grow", "heads", "autoregressive",
         "train", "prompts", "answers", "losses", "optimiser", "report",
     }
 )  # fmt: skip

@@ -19,9 +19,10 @@ import torch
 
 from engine.speculative.accept import follow
 from engine.speculative.answers import Answer
-from engine.speculative.base import Drafter, DraftState, Rows, Target, make_state
+from engine.speculative.base import Drafter, DraftState, Target, make_state
 from engine.speculative.losses import watch
 from engine.speculative.medusa import Medusa
+from engine.speculative.rows import Rows
 
 PAGE = 16
 AT_ONCE = 8

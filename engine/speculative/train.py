@@ -89,14 +89,14 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
-def train(args: argparse.Namespace, progress: Progress) -> dict:
+def train(args: argparse.Namespace, show: Progress) -> dict:
     """The card of the head that was written.
 
     Raises:
         EngineError: "bad_training_data", "training_failed", and what building an engine raises.
     """
     prompts = some_of(load_prompts(args.data), args.prompts)
-    target, answers = ask_target(args, prompts, progress)
+    target, answers = ask_target(args, prompts, show)
     plan = plan_of(args, target.config.num_layers)
     learned, held = ([a for a in answers if a.held_out is out] for out in (False, True))
     if not learned or not held:
@@ -105,14 +105,14 @@ def train(args: argparse.Namespace, progress: Progress) -> dict:
     file = work_folder(args, target.name) / f"{args.method}.state.safetensors"
     learning = Learning(args.lr, args.minutes * 60, args.steps, file, args.resume)
     key = {"plan": asdict(plan), "texts": texts.key, "batch": args.batch, "length": args.length, "target": shape_of(target)}
-    state = learn(new_weights(target.model, plan), lambda weights, step: _loss(target, weights, texts, step, plan), learning, key, progress)
+    state = learn(new_weights(target.model, plan), lambda weights, step: _loss(target, weights, texts, step, plan), learning, key, show)
     card = {
         **describe(target, plan), "data": {**prompts.counts(), "answers": len(learned), "tokens": texts.count, "held_out": len(held)},
         "training": {**asdict(plan), "batch": args.batch, "length": args.length, "lr": args.lr, "samples": args.samples},
         "steps": state.step, "seconds": round(state.seconds, 1), "loss": list(state.curve),
         "device": device_name(target.device), "commit": commit(), "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }  # fmt: skip
-    return finish(args.out / f"{args.method}-{target.name}.safetensors", target, state, card, held, progress)
+    return finish(args.out / f"{args.method}-{target.name}.safetensors", target, state, card, held, show)
 
 
 def _loss(target: Target, weights: dict[str, torch.Tensor], texts: Batches, step: int, plan: Plan):
@@ -133,15 +133,15 @@ def work_folder(args: argparse.Namespace, name: str) -> Path:
     return args.work if args.work is not None else cache_folder() / "drafters" / name
 
 
-def ask_target(args: argparse.Namespace, prompts: PromptSet, progress: Progress) -> tuple[Target, list[Answer]]:
+def ask_target(args: argparse.Namespace, prompts: PromptSet, show: Progress) -> tuple[Target, list[Answer]]:
     """The model and its answers; the engine that made them is gone, its memory free."""
     asking = Asking(args.samples, args.max_tokens, args.at_once)
     config = EngineConfig(source=ModelSource(args.model, args.device, args.dtype), cache=CacheConfig(num_pages=PAGES))
-    core, loaded = build_core(engine_for(config, asking), progress)
+    core, loaded = build_core(engine_for(config, asking), show)
     target = target_of(loaded, core.runner.ops)
     deadline = time.monotonic() + args.answer_minutes * 60
     file = work_folder(args, target.name) / "answers.safetensors"
-    answers = answer_all(core, loaded, prompts.kept, asking, file, progress, lambda: time.monotonic() > deadline)
+    answers = answer_all(core, loaded, prompts.kept, asking, file, show, lambda: time.monotonic() > deadline)
     return target, answers
 
 
@@ -192,25 +192,25 @@ def describe(target: Target, plan: Plan) -> dict:
     return {"method": plan.method, "model": target.name, "target": shape_of(target), "vocabulary": target.vocabulary, **own}
 
 
-def finish(path: Path, target: Target, state: State, card: dict, held: Sequence[Answer], progress: Progress) -> dict:
+def finish(path: Path, target: Target, state: State, card: dict, held: Sequence[Answer], show: Progress) -> dict:
     """Write the head, read it back with the engine's drafter, measure, and write it with what was measured."""
     room = Room(target.config.max_position_embeddings, 2**20)
     if card["method"] == "medusa":
         heads = card["heads"]
         save_head(path, {**card, "accuracies": [[0.0]] * heads}, state.weights)
-        progress(0.2, "Measuring each head's guesses")
+        show(0.2, "Measuring each head's guesses")
         drafter = build_drafter(target, DraftOptions("medusa", str(path), Shape.CHAIN, depth=heads, width=1), room)
         width = min(ACCURACY_WIDTH, target.config.vocab_size)
         card["accuracies"] = np.round(head_accuracies(drafter, target, held, heads, width), 4).tolist()
     save_head(path, card, state.weights)
     card["held_out"] = {}
     for name, options in trees(card, str(path)).items():
-        progress(0.5, f"Measuring on answers that were not learned from: {name}")
+        show(0.5, f"Measuring on answers that were not learned from: {name}")
         end = time.monotonic() + REPORT_SECONDS
         found = replay(build_drafter(target, options, room), target, held, lambda end=end: time.monotonic() > end)
         card["held_out"][name] = as_card(found)
     size = save_head(path, card, state.weights)
-    progress(1.0, f"Wrote {path.name}, {size / 2**20:.1f} MiB")
+    show(1.0, f"Wrote {path.name}, {size / 2**20:.1f} MiB")
     return {**card, "file": str(path), "bytes": size}
 
 

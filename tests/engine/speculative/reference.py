@@ -16,10 +16,11 @@ from engine.config import ModelConfig, RopeConfig
 from engine.models.decoder import Decoder, decoder_params
 from engine.ops import torch_ops
 from engine.speculative.accept import Accepted, follow
-from engine.speculative.base import FINAL, DraftOptions, Room, Rows, Target, make_state
+from engine.speculative.base import FINAL, DraftOptions, Room, Target, make_state
 from engine.speculative.compact import move_tokens, moves
 from engine.speculative.layers import Where, planned, run_layers
 from engine.speculative.registry import build_drafter
+from engine.speculative.rows import Rows
 from engine.speculative.tree import ROOT, DraftTree
 from engine.speculative.verify import verification
 from tests.engine.model_harness import Harness

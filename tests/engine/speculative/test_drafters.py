@@ -8,11 +8,12 @@ import torch
 
 from engine.request import SamplingParams
 from engine.sampler import draw, uniform
-from engine.speculative.base import DraftOptions, Shape, newest_rows
+from engine.speculative.base import DraftOptions, Shape
 from engine.speculative.device import DraftBatch
 from engine.speculative.heads import save_head
 from engine.speculative.ngram import LONGEST, SHORTEST, lookup
 from engine.speculative.registry import load_drafters
+from engine.speculative.rows import newest_rows
 from tests.engine.speculative.heads_of import card, perfect_head, random_head
 from tests.engine.speculative.reference import PAGE, Loop, is_perfect, mean_accepted, plain_greedy, small_target
 

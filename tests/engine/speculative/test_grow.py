@@ -6,8 +6,8 @@ import torch
 
 from engine.request import SamplingParams
 from engine.speculative.accept import distribution_ref, reject
-from engine.speculative.base import Draws
 from engine.speculative.grow import StaticGrowth, dynamic_slots, grow_dynamic
+from engine.speculative.rows import Draws
 from engine.speculative.tree import ROOT, chain_topology, full_topology, static_tree
 
 V = 8

@@ -13,9 +13,10 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from engine.attention.full import FullAttention, bytes_per_token
 from engine.speculative import device
 from engine.speculative.accept import distribution, follow, reject, typical
-from engine.speculative.base import DraftOptions, Draws, Shape, make_state, newest_rows
+from engine.speculative.base import DraftOptions, Shape, make_state
 from engine.speculative.compact import move_tokens, moves
 from engine.speculative.registry import build_drafter
+from engine.speculative.rows import Draws, newest_rows
 from engine.speculative.verify import verification
 from tests.engine.speculative.heads_of import random_head
 from tests.engine.speculative.reference import ROOM, small_target
