@@ -241,7 +241,8 @@ class Cohort:
         if self.planned:
             known = (self._newest, _nothing(len(self.members))) if self.committed == self.planned else None
         plan = SteadyPlan(
-            step_id, room, self, self.members, self.planned, self.waiting, token_budget, max_num_seqs, self._table, self._width, known, pages
+            step_id, room, self, self.members, self.planned, self.waiting, token_budget, max_num_seqs, self._table, self._width,
+            known, pages,
         )  # fmt: skip
         self.planned += 1
         self.last_step = step_id

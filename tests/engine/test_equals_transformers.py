@@ -67,7 +67,15 @@ def run(core, prompts, together=True):
     return [tokens[i] for i in order], preemptions, hits
 
 
-KNOBS = {"num_pages": 320, "max_num_seqs": 20, "max_num_batched_tokens": 512, "prefix_caching": False, "chunked_prefill": True, "run_ahead": 0}
+KNOBS = {
+    "num_pages": 320,
+    "max_num_seqs": 20,
+    "max_num_batched_tokens": 512,
+    "prefix_caching": False,
+    "chunked_prefill": True,
+    "run_ahead": 0,
+    "steps_per_launch": 1,
+}
 
 
 @pytest.mark.parametrize(
@@ -82,6 +90,7 @@ KNOBS = {"num_pages": 320, "max_num_seqs": 20, "max_num_batched_tokens": 512, "p
         ("preemption", {"num_pages": 40, "prefix_caching": False, "max_num_batched_tokens": 100}, True),
         ("preemption and prefix caching", {"num_pages": 40, "prefix_caching": True, "max_num_batched_tokens": 100}, True),
         ("run-ahead", {"run_ahead": 1, "prefix_caching": True}, True),
+        ("several steps a launch", {"run_ahead": 1, "steps_per_launch": 8}, True),
         ("small pages", {"page_size": 4, "num_pages": 1280}, True),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

@@ -47,7 +47,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         pages=st.integers(3, 16), page_size=st.sampled_from((4, 4, 8)), mode=st.sampled_from(("paged", "paged", "contiguous", "none")),
         batching=st.sampled_from(("continuous", "continuous", "static")), chunked_prefill=st.booleans(), prefix_caching=st.booleans(),
         policy=st.sampled_from(("fcfs", "priority")), max_num_seqs=st.integers(1, 5), max_num_batched_tokens=st.integers(2, 24),
-        run_ahead=st.integers(0, 1), steps_per_launch=st.sampled_from((1, 1, 3)), has_eos=st.booleans(), max_model_len=st.sampled_from((12, 30, 512)),
+        run_ahead=st.integers(0, 1), steps_per_launch=st.sampled_from((1, 1, 3)), has_eos=st.booleans(),
+        max_model_len=st.sampled_from((12, 30, 512)),
         ring_bytes=st.sampled_from((6000, 2**24)),
     )  # fmt: skip
     def start(self, **born):
