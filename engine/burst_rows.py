@@ -8,7 +8,6 @@ their place. What does not add up is said, and never guessed.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +19,6 @@ from engine.probe import Parts, StepProbe
 from engine.profile import MARK
 from engine.ranges import named_parts
 
-MAX_WARM_UP = 8  # launches with which a profiler begins: CUPTI may lose the first ones of a session
 MAX_FUNCTION = 400  # characters of a kernel's name
 NO_OPERATION = ("", -1)
 COPY = "Mem"  # begins the names of copies and fills
@@ -105,24 +103,6 @@ class Marks:
             return run()
         finally:
             self.end()
-
-
-def with_profiler(device: torch.device, run: Callable[[], object]) -> list:
-    """Kineto's events of what `run` does."""
-    os.environ.setdefault("TEARDOWN_CUPTI", "0")  # or graphs fail once CUPTI comes back (torch/profiler/profiler.py)
-    kinds = torch.profiler.ProfilerActivity
-    profile = torch.profiler.profile(activities=[kinds.CPU, kinds.CUDA])
-    profile.start()
-    try:
-        x = torch.zeros(1, device=device)
-        for _ in range(MAX_WARM_UP):
-            x.add_(1.0)
-        torch.cuda.synchronize(device)
-        run()
-        torch.cuda.synchronize(device)
-    finally:
-        profile.stop()
-    return list(profile.profiler.kineto_results.events())
 
 
 def tick_ns(clock: Callable[[], int], readings: int = 2000) -> float:

@@ -27,6 +27,7 @@ import torch
 from engine.artifacts import LadderRun, Rung
 from engine.build import device_name
 from engine.config import EngineConfig, with_knob
+from engine.cupti import attach, with_profiler
 from engine.errors import EngineError, reason_of, tell
 from engine.messages import Prompt
 from engine.peer import Late
@@ -163,6 +164,7 @@ class _Ladder:
 
     def slices(self) -> Iterator[tuple[float, str]]:
         yield 0.0, "Speed ladder: how much work suits this machine?"
+        attach(self._core.runner)  # before graphs are captured for a rung
         yield from self._size()
         self._publish()
         for number, way in enumerate(WAYS):
@@ -380,12 +382,12 @@ class _Ladder:
     def _kernel_us(self, way: Way, new: int) -> float | None:
         """µs in which a kernel ran, while a run made so many tokens."""
         prompts = self._prompts[:1] if way.knobs.get("max_num_seqs", 1) == 1 else self._prompts
-        activities = torch.profiler.ProfilerActivity
-        with torch.profiler.profile(activities=[activities.CPU, activities.CUDA]) as profile:
+
+        def run() -> None:
             for _ in self._runs(way, prompts, new, time.perf_counter()):
                 pass
-            torch.cuda.synchronize(self._device)
-        return kernel_us(list(profile.profiler.kineto_results.events()))
+
+        return kernel_us(with_profiler(self._device, run))
 
 
 def kernel_us(events: Sequence[object]) -> float | None:

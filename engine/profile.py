@@ -29,6 +29,7 @@ import torch
 from engine.artifacts import OpTime, StepProfile
 from engine.batch import HostBatch
 from engine.build import device_name
+from engine.cupti import Session, attach
 from engine.errors import EngineError
 from engine.ops import CALLED
 from engine.probe import Parts, StepProbe
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
 
 PROFILE_S = 60.0
 MARK = "glass:"  # before the number of an operation, in the profiler's records
-WARM_UP = 8  # launches before the first operation: CUPTI may lose the first ones of a session
 
 
 class Work(NamedTuple):
@@ -77,7 +77,7 @@ class ProfileProbe(StepProbe):
         self._lengths: tuple[np.ndarray, np.ndarray] = (np.zeros(0, np.int64),) * 2
         self._seen: dict[tuple, tuple] = {}  # what to count, by operation and shapes: once the step is over
         self._specs = load_specs()
-        self._profiler = _Cupti() if device.type == "cuda" else None
+        self._profiler = Session() if device.type == "cuda" else None
         self.device_times: list[tuple[float, float]] | None = None  # (start_us since the step began, device_us) a call
 
     # ---- between the parts ----
@@ -101,7 +101,7 @@ class ProfileProbe(StepProbe):
     def arrays(self) -> dict:
         """The step has settled: the clocks stop. Nothing is kept as an array."""
         if self._profiler is not None:
-            self.device_times = self._profiler.stop(self.device, len(self.calls))
+            self.device_times = attributed(self._profiler.stop(self.device), len(self.calls))
         self.wall_s = self._ended - self._began
         return {}
 
@@ -224,29 +224,9 @@ class _TimedModel:
 # ---- CUPTI ----
 
 
-class _Cupti:
-    """A session of torch.profiler. Kernels are given to the marked range in which the host launched them."""
-
-    def __init__(self) -> None:
-        activities = torch.profiler.ProfilerActivity
-        self._profile = torch.profiler.profile(activities=[activities.CPU, activities.CUDA])
-
-    def start(self, device: torch.device) -> None:
-        self._profile.start()
-        x = torch.zeros(1, device=device)
-        for _ in range(WARM_UP):
-            x.add_(1.0)
-        torch.cuda.synchronize(device)
-
-    def stop(self, device: torch.device, count: int) -> list[tuple[float, float]] | None:
-        """(start since the first operation, duration) of each operation on the device, microseconds; None: it lost some."""
-        torch.cuda.synchronize(device)
-        self._profile.stop()
-        return attributed(list(self._profile.profiler.kineto_results.events()), count)
-
-
 def attributed(events: list, count: int) -> list[tuple[float, float]] | None:
-    """Kineto's events as times of the marked ranges 0 … count - 1; None where one of them has no kernel, or no mark."""
+    """Kineto's events as (start since the first operation, duration) of the marked ranges 0 … count - 1, microseconds; None
+    where one of them has no kernel, or no mark. A kernel belongs to the range in which the host launched it."""
     on_device = {e: e.device_type() != torch.autograd.DeviceType.CPU for e in events}
     ranges: dict[int, tuple[int, int]] = {}
     launched: dict[int, int] = {}  # correlation → when the host launched it
@@ -284,9 +264,7 @@ def profiled_step(job: Job) -> Iterator[tuple[float, str]]:
     device = core.runner.device
     if device.type == "cuda":
         yield 0.0, "Starting the profiler"
-        warm = _Cupti()
-        warm.start(device)
-        warm.stop(device, 0)
+        attach(core.runner)
     probe = ProfileProbe(device)
     job.probe, job.waits = probe, True
     while job.record is None:

@@ -27,8 +27,9 @@ import torch
 
 from engine.artifacts import HOST_ROW, KERNEL_ROW, Timeline
 from engine.build import device_name
-from engine.burst_rows import Clock, Known, Marks, Operations, Rows, known_kernels, named, rows_of, tick_ns, with_profiler
+from engine.burst_rows import Clock, Known, Marks, Operations, Rows, known_kernels, named, rows_of, tick_ns
 from engine.config import EngineConfig, with_knob
+from engine.cupti import attach, with_profiler
 from engine.errors import EngineError
 from engine.probe import NO_PROBE, Parts, StepProbe
 from engine.ranges import Watch, named_parts
@@ -81,7 +82,7 @@ class _Burst:
     def slices(self) -> Iterator[tuple[float, str]]:
         config = with_knob(self.core.rooms[self.job.room].config, "mode", "paged")
         config = replace(config, runner=replace(config.runner, cuda_graphs=self.graphs))
-        self._attach()
+        attach(self.core.runner)
         self.room = self.job.open_scratch(self._with_pages(config))
         yield 0.05, "Reading the requests again"
         yield from self._until_all_decode()
@@ -108,15 +109,6 @@ class _Burst:
         size, more = config.cache.page_size, self._tokens(config) + 1
         wanted = sum(-(-(len(ids) + more) // size) for ids in self.sequences)
         return with_knob(config, "num_pages", wanted) if wanted > (config.cache.num_pages or 0) else config
-
-    def _attach(self) -> None:
-        """The first profiler of a process loads CUPTI. Graphs that were captured before are not known to it (and some versions
-        of torch fail to replay them, pytorch#75504): they are captured again."""
-        runner = self.core.runner
-        if self.device.type == "cuda" and not runner.profiled:
-            with_profiler(self.device, lambda: None)
-            runner.drop_graphs()
-            runner.profiled = True
 
     def _until_all_decode(self) -> Iterator[tuple[float, str]]:
         sampling = SamplingParams(max_tokens=self._tokens(self.room.config), ignore_eos=True, seed=0)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+import engine.cupti
 import engine.timeline
 from engine.artifacts import STAGES, Timeline, of_kind
 from engine.audience import LiveSource
@@ -193,14 +193,14 @@ def test_graphs_from_before_the_first_profiler_are_captured_again_once(core, mon
     core.runner.record_graph = again
     core.runner.ops = replace(core.runner.ops, is_captured=True)
     sessions = []
-    monkeypatch.setattr(engine.timeline, "with_profiler", lambda device, run: sessions.append(device) or run())
+    monkeypatch.setattr(engine.cupti, "with_profiler", lambda device, run: sessions.append(device) or run())
     while core.capture_next():
         pass
-    burst = engine.timeline._Burst(SimpleNamespace(core=core), 3, PAST.token_ids, True)
-    burst.device = torch.device("cuda")
     before = core.runner.graphs
-    for _ in range(2):
-        burst._attach()
+    with monkeypatch.context() as patch:
+        patch.setattr(core.runner, "device", torch.device("cuda"))
+        for _ in range(2):
+            engine.cupti.attach(core.runner)
     assert len(sessions) == 1 and core.runner.graphs is not before and not core.runner.graphs.sizes
 
 
