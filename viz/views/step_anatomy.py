@@ -422,7 +422,7 @@ VIEW = View(
     words=WORDS,
     asks=(
         Ask("How long did the shown step take the host?", _ask(lambda it: duration(it.total))),
-        Ask("How much of its time went into the longest part?", _ask(lambda it: percent(it.parts[it.longest], it.total))),
+        Ask("Which share of its time, in percent, went into the longest part?", _ask(lambda it: percent(it.parts[it.longest], it.total))),
         Ask("How long did planning (schedule) take in the shown step?", _time_of("schedule")),
         Ask("How long did building the batch take?", _time_of("build")),
         Ask("How long did taking the result (commit) take?", _time_of("commit")),
