@@ -9,6 +9,7 @@ and whose step, sequence and request numbers go on.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import itertools
@@ -67,6 +68,8 @@ def _serve(config: EngineConfig, starts: Starts, receive: Callable[[float], obje
     # What is imported lives as long as the process. A full collection that walks it stops page and engine for half a second.
     gc.collect()
     gc.freeze()
+    atexit.unregister(gc.unfreeze)
+    atexit.register(gc.unfreeze)  # a process that ends takes down everything
     try:
         core, loaded = build_core(config, lambda fraction, text: send(Progress(fraction, text)))
         reopen(core, starts)

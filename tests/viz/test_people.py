@@ -22,10 +22,11 @@ from viz.stage.names import fresh_room_name, person_name
 from viz.stage.people import FOR_GUESTS, NO_LIMITS, People, Times
 from viz.stage.routes import address_of, routes
 from viz.stage.viewer import room_name
+from viz.view import OFFERED_JOBS
 
 COMMANDS = (
     "prompt", "preset", "abort", "play", "pause", "step", "pace", "knob", "restart", "probe", "seek", "live", "chapter", "beat", "chapter_end",
-    "chapter_try", "compare", "job", "ladder", "guess", "pin", "export", "people_remove", "people_lock", "people_hide", "people_offer", "people_accept",
+    "chapter_try", "compare", "job", "guess", "pin", "export", "people_remove", "people_lock", "people_hide", "people_offer", "people_accept",
     "people_claim", "whatever", "",
 )  # fmt: skip
 
@@ -169,12 +170,13 @@ def test_a_guest_may_do_nothing_that_only_the_host_may(stage, link):
     made = stage()
     with made.open() as a, made.open() as b:
         host, guest = host_and_guest(made, a, b, link)
-        for name in COMMANDS:
+        for name in (*COMMANDS, *OFFERED_JOBS):
             if name in FOR_GUESTS:
                 continue
             before = len(made.source.said)
             reply = guest.ask(name, request_id=None, guest="g1", on=True, value=1, name="x", n=1)
-            assert not reply["ok"] and reply["code"] == "host_only" and reply["sentence"].endswith("."), name
+            code = "only_offered" if name in OFFERED_JOBS else "host_only"  # the former is nobody's to say, also not the host's
+            assert not reply["ok"] and reply["code"] == code and reply["sentence"].endswith("."), name
             assert len(made.source.said) == before, name
         assert guest.ask("guess", mark="page:1")["guessed"] == "page:1"  # a vote
         assert not guest.ask("people_accept")["ok"]
