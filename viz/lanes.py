@@ -7,7 +7,6 @@ over the same requests: how they would have sat in static batches.
 
 from __future__ import annotations
 
-import bisect
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -109,29 +108,31 @@ def static_lanes(trace: Trace, first: int, last: int, columns: int, num_rows: in
     took, ended = dict(zip(known.tolist(), counts.tolist())), set(trace.rows("finishes", since, last)["seq_id"].tolist())
     waits = trace.rows("waits", last, last)["seq_id"].tolist()
     begun = dict(zip(works["seq_id"][::-1].tolist(), works["step_id"][::-1].tolist()))
-    coming = [(_arrival(trace, i, since), i) for i in {*took, *waits} if not _is_sample(trace, i)]
+    coming = _arrivals(trace, [i for i in {*took, *waits} if not _is_sample(trace, i)], since)
     coming += [(begun[i], i) for i in took if _is_sample(trace, i)]  # it cannot begin before its prompt has been read
     cells = np.full((num_rows, columns), Cell.NOTHING, np.uint8)
     seqs = np.full((num_rows, columns), NOBODY, np.int32)
     cells[:, max(since - first, 0) : last + 1 - first] = Cell.IDLE
-    coming, now, done, busy = sorted(coming), since, 0, 0
-    while coming and now <= last:
-        now = max(now, coming[0][0])
-        batch = _fitting(trace, [i for at, i in coming if at <= now][:num_rows], last)
-        coming = [c for c in coming if c[1] not in batch]
+    coming, gone, now, done, busy = sorted(coming), 0, since, 0, 0
+    room = trace.num_pages_at(last) * trace.page_size_at(last)
+    while gone < len(coming) and now <= last:
+        now = max(now, coming[gone][0])
+        batch = _fitting(trace, [i for at, i in coming[gone : gone + num_rows] if at <= now], room)
+        gone += len(batch)  # the first of those who have come
         ends = [now + took.get(i, 0) if i in ended else last + 1 for i in batch]
         for row, (seq_id, end) in enumerate(zip(batch, ends)):
             shown = slice(max(now - first, 0), max(min(end, last + 1) - first, 0))
-            cells[row, shown], seqs[row, shown] = Cell.DECODE, seq_id
+            if shown.stop:  # most have ended before the window
+                cells[row, shown], seqs[row, shown] = Cell.DECODE, seq_id
             done, busy = done + (end <= last), busy + max(min(end, last + 1) - now, 0)
         now = max(ends)
     places = num_rows * (last + 1 - since)
     return StaticLanes(cells, seqs, done, len(ended & took.keys()), busy / places, len(works) / places, since)
 
 
-def _fitting(trace: Trace, seq_ids: list[int], step: int) -> list[int]:
-    """The first ones, as many as have room for their longest sequences; at least one."""
-    room, batch = trace.num_pages_at(step) * trace.page_size_at(step), []
+def _fitting(trace: Trace, seq_ids: list[int], room: int) -> list[int]:
+    """The first ones, as many as have room (in tokens) for their longest sequences; at least one."""
+    batch = []
     for seq_id in seq_ids:
         info = trace.sequences.get(seq_id)
         room -= info.num_prompt_tokens + info.max_tokens if info else 0
@@ -147,13 +148,13 @@ def _is_sample(trace: Trace, seq_id: int) -> bool:
     return info is not None and info.sample > 0
 
 
-def _arrival(trace: Trace, seq_id: int, since: int) -> int:
-    """The first step that could have taken it."""
-    info = trace.sequences.get(seq_id)
-    if info is None:
-        return since
-    at = bisect.bisect_left(trace.steps["start_us"], info.arrival_us)
-    return max(int(trace.steps["step_id"][min(at, len(trace.steps) - 1)]), since)
+def _arrivals(trace: Trace, seq_ids: list[int], since: int) -> list[tuple[int, int]]:
+    """(the first step that could have taken it, seq_id) of each."""
+    infos = [trace.sequences.get(i) for i in seq_ids]
+    starts, ids = np.ascontiguousarray(trace.steps["start_us"]), trace.steps["step_id"]
+    at = np.searchsorted(starts, [info.arrival_us if info else 0 for info in infos])
+    steps = np.maximum(ids[np.minimum(at, len(ids) - 1)], since).tolist()
+    return [(step if info else since, i) for step, info, i in zip(steps, infos, seq_ids)]
 
 
 def engine_time(trace: Trace, first: int, last: int) -> np.ndarray:
