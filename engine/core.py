@@ -126,6 +126,7 @@ class EngineCore:
             home.scheduler.abort(request_id, FinishReason.ABORT)
         self.report(name)
         self.housing.close(name)
+        self._steady_rows.pop(name, None)  # it holds the room's sequences
         return home
 
     def forget(self, name: str) -> None:

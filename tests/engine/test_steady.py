@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -17,6 +19,7 @@ from engine.graphs import STOPS, Inbox, advance_inbox
 from engine.plan import Sampled, StepResult
 from engine.probe import NO_PROBE, Probe
 from engine.recording import FINER_CLOCKS
+from engine.request import SamplingParams
 from engine.runner import PendingStep
 from engine.sampler import uniform, uniforms
 from engine.scheduler import Scheduler
@@ -305,3 +308,18 @@ def test_what_was_committed_lists_who_took_a_token_and_all_text_in_plan_order():
     steady = [r.committed for r in seen if isinstance(r.committed, SteadyCommitted)]
     assert steady and all([t.seq_id for t in c.texts] == [1, 2, 3] and [i for i, _ in c.accepted] == [1, 2, 3] for c in steady)
     assert isinstance(core.runner, LazyRunner)
+
+
+def test_a_closed_room_leaves_no_sequences_behind():
+    core = make_core(pages=64)
+    core.open_room("guest", core.config)
+    core.add("", prompt_of(4), SamplingParams(max_tokens=12), room="guest")
+    sequence, plans = weakref.ref(core.rooms["guest"].scheduler.waiting[0]), []
+    while core.rooms["guest"].has_work:
+        record = core.step("guest")
+        plans += [type(record.plan)] if record else []
+    del record
+    assert SteadyPlan in plans
+    core.close_room("guest").recorder.drain()
+    gc.collect()
+    assert sequence() is None

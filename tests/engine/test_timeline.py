@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -22,9 +22,9 @@ from engine.profile import MARK
 from engine.request import SamplingParams
 from engine.tiles import PastStep
 from engine.timeline import STEPS
+from tests.engine.test_profile import CPU, CUDA, Event
 from tests.engine.test_session import make_session, until
 
-CPU, CUDA = torch.autograd.DeviceType.CPU, torch.autograd.DeviceType.CUDA
 PAST = PastStep(3, ((1, 9, 1), (2, 4, 1)), (tuple(range(5, 15)), tuple(range(40, 45))), ())
 LAYER = ["rms_norm", "qkv", "rope", "kv_write", "attention", "o", "rms_norm", "gate_up", "silu_mul", "down"]
 STEP = ["embedding", *LAYER, *LAYER, "rms_norm", "lm_head", "sample"]
@@ -205,30 +205,6 @@ def test_graphs_from_before_the_first_profiler_are_captured_again_once(core, mon
 
 
 # ---- what CUPTI says ----
-
-
-@dataclass(frozen=True)
-class Event:
-    what: str
-    where: object
-    start: int
-    length: int
-    correlation: int = 0
-
-    def name(self) -> str:
-        return self.what
-
-    def device_type(self) -> object:
-        return self.where
-
-    def start_ns(self) -> int:
-        return self.start
-
-    def duration_ns(self) -> int:
-        return self.length
-
-    def correlation_id(self) -> int:
-        return self.correlation
 
 
 NAMES = [("step", 0), ("launch", 0), ("sync", 0), ("step", 1), ("launch", 1), ("sync", 1)]
